@@ -21,7 +21,7 @@ from attemper.call import operator as _ops
 from attemper.call import transforms
 from attemper.call.formulas import OF_SINK, LazyStatistics
 from attemper.call.state import LazyState, state_of
-from attemper.statistics import ONE_PASS, state_columns
+from attemper.statistics import ONE_PASS, STATISTICS, state_columns
 from tests.support.calls import PRESENT, attended, known
 
 pytestmark = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
@@ -224,11 +224,20 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
     names = tuple(name for name in ONE_PASS if name not in ("logit_variance", "first_token_mass")) + ("support_size",)
     formulas = LazyStatistics(dict(zip(COLUMNS, state, strict=True)), names, None)
     at_once = LazyState(COLUMNS, state, "native").statistics(names)
-    assert set(at_once) == set(names) - {"max_logit"}
+    assert set(at_once) == set(names)
     for name, value in at_once.items():
         torch.testing.assert_close(value, formulas[name], rtol=APART.get(name, 0.0), atol=0, equal_nan=True, msg=name)
     visible = at_once["visible_keys"].clamp(min=1).double()
     assert not (at_once["entropy"].double() > visible.log()).any()
+
+
+def test_columns_that_are_statistics_are_copied_in_one_pass():
+    names = ("max_logit", "logit_variance", "first_token_mass", "mean_distance", "self_weight", "span_mass")
+    columns = state_columns(names)
+    state = torch.randn(len(columns), 2, 3, 5)
+    got = LazyState(columns, state, "native").statistics(names)
+    for name in names:
+        assert torch.equal(got[name], state[columns.index(STATISTICS[name].column)]), name
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 4001])

@@ -134,13 +134,13 @@ def test_what_is_kept_holds_no_tensor_of_a_call(checked: list[str]):
 @pytest.fixture
 def repeated(monkeypatch: pytest.MonkeyPatch, checked: list[str]) -> list[int]:
     """The calls that were not even described again, from here on, each as its number of tokens."""
-    seen, call = [], native.Again.__call__
+    seen, run = [], native.Again.run
 
     def counted(self: native.Again, *tensors: Any) -> Any:
         seen.append(tensors[0].shape[2])
-        return call(self, *tensors)
+        return run(self, *tensors)
 
-    monkeypatch.setattr(native.Again, "__call__", counted)
+    monkeypatch.setattr(native.Again, "run", counted)
     return seen
 
 
@@ -167,6 +167,14 @@ def test_a_call_that_is_repeated_gives_the_same_bits(stats: Any, causal: bool, t
             assert known(got.stats).names == known(want.stats).names
             for name in known(got.stats):
                 assert torch.equal(known(got.stats)[name], known(want.stats)[name]), name
+
+@needs_native
+def test_a_statistic_that_is_kept_of_a_repeated_call_keeps_no_other(repeated: list[int]):
+    for _ in range(2):
+        stats = known(attemper.attention(Q, KV, KV, stats="all", backend="native").stats)
+    assert repeated
+    for name in stats:
+        assert stats[name].untyped_storage().nbytes() == stats[name].nbytes, name
 
 
 @needs_native

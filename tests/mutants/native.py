@@ -63,6 +63,7 @@ BOUND = (f"{TESTS}::test_no_entropy_is_above_the_logarithm_of_its_count",)
 BAD = (f"{TESTS}::test_a_score_that_is_not_finite_spoils_its_row_alone",)
 NEAREST = ("tests/test_direct.py::test_the_largest_weight_is_the_float_that_is_nearest",)
 FORMULAS = ("tests/test_direct.py::test_statistics_in_one_pass_are_those_of_the_formulas",)
+COPIED = ("tests/test_direct.py::test_columns_that_are_statistics_are_copied_in_one_pass",)
 REPEATED = ("tests/functional/test_known_requests.py::test_a_call_that_is_repeated_gives_the_same_bits",)
 READINGS = "tests/monitor/test_native_sums.py::test_readings_are_those_of_the_statistics"
 
@@ -218,6 +219,8 @@ MUTANTS = (
     Mutant("entropies: NaN is bounded", ENTROPIES, "return value > bound ? bound : value;", "return value < bound ? value : bound;", BAD),
     Mutant("entropies: one key's share is of log 1", ENTROPIES, "entropy / (n > 1 ? log_n : least)", "entropy / log_n", BOUND),
     Mutant("entropies: the logarithm of the count before", ENTROPIES, "if (found.down < 0) found = computed(double(n));", "if (found.down < 0) found = computed(double(n - 1));", BOUND),
+    Mutant("statistics: a copied column is another", STATISTICS, "{Statistics::SELF_WEIGHT, Column::OWN_KEY}", "{Statistics::SELF_WEIGHT, Column::DISTANCE}", COPIED),
+    Mutant("statistics: the last row's column is left out", STATISTICS, "columns[column], size_t(rows) * 4", "columns[column], size_t(rows - 1) * 4", COPIED),
     Mutant("statistics: an empty row's mean is -inf", STATISTICS, "(n[i] > 0 ? m[i] : 0.0f) - a[i]", "m[i] - a[i]", FORMULAS),
     Mutant("statistics: an empty row has a largest weight", STATISTICS, "to[i] = n[i] > 0 ? to[i] : 0.0f;", "to[i] = to[i];", FORMULAS),
     Mutant("statistics: counts of the first rows for all", STATISTICS, "log_n.take(n + first, count);", "log_n.take(n, count);", FORMULAS),

@@ -33,13 +33,13 @@ def attend(
     again = found.again(query, key, value)
     if again is None:
         return run(found.with_tensors(query, key, value))
-    output, stacked, given = again(query, key, value)
-    request = found.request
-    if not request.names:
-        return AttentionOutput(output, None)
-    state = LazyState(request.problem.columns, stacked, request.problem.backend)
-    values = LazyStatistics(state, request.names, None, request.asked, given)
-    return AttentionOutput(output, AttentionStats(values, state, found.facts))
+    results, request, stats = again.empty_results(), found.request, None
+    if request.names:
+        state = LazyState(request.problem.columns, results.state, request.problem.backend)
+        values = LazyStatistics(state, request.names, None, request.asked, results.statistics)
+        stats = AttentionStats(values, state, found.facts, request.names)
+    again.run(query, key, value, results)
+    return AttentionOutput(results.output, stats)
 
 
 def run(request: Request) -> AttentionOutput:

@@ -20,7 +20,10 @@ from attemper.statistics import Column
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 # What source/statistics.h derives, in its order. Formulas give all other statistics.
-DERIVED = ("lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "mean_logit", "mass")
+DERIVED = (
+    "lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "mean_logit", "mass",
+    "max_logit", "logit_variance", "first_token_mass", "mean_distance", "self_weight", "span_mass",
+)  # fmt: skip
 _COUNTS = ("visible_keys", "support_size")
 _NOWHERE = [0] * STATISTICS
 _COLUMN_PLACES, _STATISTICS = struct.Struct(f"{len(Column)}q"), struct.Struct(f"{STATISTICS}q")
@@ -84,24 +87,24 @@ def statistics(columns: tuple[Column, ...], state: Tensor, names: Iterable[str])
     """
     shape = state.shape[1:]
     rows, start = shape.numel(), address(state)
-    values, places = empty_statistics(derivable(columns, tuple(names)), shape)
+    values, places = empty_statistics(derivable(columns, tuple(names)), shape, state.stride()[1:])
     from_columns = [0 if place is None else start + 4 * rows * place for place in _places(columns)]
     code = library().attemper_statistics(rows, _COLUMN_PLACES.pack(*from_columns), _STATISTICS.pack(*places))
     check("attemper_statistics", code)
     return values
 
 
-def empty_statistics(wanted: Derivable, shape: torch.Size) -> tuple[dict[str, Tensor], list[int]]:
+def empty_statistics(
+    wanted: Derivable, shape: torch.Size, strides: tuple[int, ...]
+) -> tuple[dict[str, Tensor], list[int]]:
     """Tensors for the statistics that are ``wanted``, and ``Statistics`` of ``source/arguments.h`` for them."""
     values: dict[str, Tensor] = {}
-    places, like = _NOWHERE.copy(), None
+    places = _NOWHERE.copy()
     for name, place in wanted.derived:
-        # Twice as fast as giving shape and type anew.
-        like = torch.empty(shape, dtype=torch.float32) if like is None else torch.empty_like(like)
-        values[name] = like
-        places[place] = address(like)
+        values[name] = value = torch.empty_strided(shape, strides, dtype=torch.float32)
+        places[place] = address(value)
     if wanted.counts:
-        counted = torch.empty(shape, dtype=torch.int64)
+        counted = torch.empty_strided(shape, strides, dtype=torch.int64)
         places[-1] = address(counted)
         for name in wanted.counts:
             values[name] = counted

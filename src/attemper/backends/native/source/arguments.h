@@ -26,7 +26,11 @@ struct Column {
 
 // Statistics that follow from the state (python: backends/native/rows.py), [B, H, Q] each; null: not asked for.
 struct Statistics {
-    enum Derived : int { LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS, COUNT };
+    enum Derived : int {
+        LSE, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, MEAN_LOGIT, MASS,
+        MAX_LOGIT, LOGIT_VARIANCE, FIRST_TOKEN_MASS, MEAN_DISTANCE, SELF_WEIGHT, SPAN_MASS,
+        COUNT
+    };
     float* values[COUNT];
     int64_t* counts;
 };

@@ -177,13 +177,13 @@ inline void describe(const Arguments& call, int64_t batch, const Row& row, const
     columns[Column::SQUARED_WEIGHTS] = std::fmax(spread.weights * share * share, sums.size ? 1 / double(sums.size) : 0);
 }
 
-// Writes the row's state. `first_key`: the key at place 0.
+// The row's state, to the writer. `first_key`: the key at place 0.
 inline void write_row_state(const Arguments& call, int64_t batch, const Row& row, const Support& support,
-                            int64_t first_key) {
+                            int64_t first_key, StateWriter& state) {
     double columns[Column::COUNT] = {};
     columns[Column::MAXIMUM] = row.maximum, columns[Column::VISIBLE_KEYS] = double(row.count);
     if (row.count > 0 && !row.bad) describe(call, batch, row, support, first_key, columns);
-    StateWriter(call, place_of(call, batch, row)).add(row, columns);
+    state.add(row, columns);
 }
 
 // to += sum w v over a list of keys, WIDE vectors of the width from `from` on, summed as by add_product. `first`: the
@@ -370,6 +370,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     fill_lines(call, batch, group, scores, scores.take_queries(batch, rows.data(), count).most, biases, lines);
     spoil(of, lines);
     bool any = false;
+    StateWriter state(call, place_of(call, batch, rows[0]));
     for (int64_t i = 0; i < count; i++) {
         const Row& row = lines.rows[i];
         Line& line = lines.lines[i];
@@ -378,7 +379,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
         const bool empty = row.count == 0 || row.poison || row.maximum == -INFINITY;
         if (!empty) solve_line(of, lines, i, support);
         const int64_t start = lines.base + line.begin, n = line.end - line.begin;
-        write_row_state(call, batch, row, support, start);
+        write_row_state(call, batch, row, support, start, state);
         if (empty || !width) continue;
         any |= keep(support, n, cut.rows, lines.line(i) + line.begin, line);
         if (line.kept == Line::NOTHING)

@@ -57,12 +57,25 @@ struct LogCounts {
     }
 };
 
+// State columns that are statistics. Copies of them cost Python less than views of the state, and keep no state alive.
+struct Copied {
+    Statistics::Derived statistic;
+    Column::Name column;
+};
+constexpr Copied COPIED[] = {
+    {Statistics::MAX_LOGIT, Column::MAXIMUM}, {Statistics::LOGIT_VARIANCE, Column::VARIANCE},
+    {Statistics::FIRST_TOKEN_MASS, Column::FIRST_TOKENS}, {Statistics::MEAN_DISTANCE, Column::DISTANCE},
+    {Statistics::SELF_WEIGHT, Column::OWN_KEY}, {Statistics::SPAN_MASS, Column::SPAN},
+};
+
 // columns: where each state column lies, [rows], null where the state lacks it; to: where each statistic goes, null
 // where it is not wanted, which it must be where it follows from a column that is not there.
 inline void derive(int64_t rows, const float* const* columns, const Statistics& to) {
     const float *m = columns[Column::MAXIMUM], *z = columns[Column::LOG_SUM], *n = columns[Column::VISIBLE_KEYS];
     const float *a = columns[Column::MEAN_DEPTH], *c = columns[Column::SQUARED_WEIGHTS];
     float* const* values = to.values;
+    for (const auto [statistic, column] : COPIED)
+        if (values[statistic]) std::memcpy(values[statistic], columns[column], size_t(rows) * 4);
     if (values[Statistics::LSE])
         for (int64_t i = 0; i < rows; i++) values[Statistics::LSE][i] = m[i] + z[i];
     if (values[Statistics::MASS])
