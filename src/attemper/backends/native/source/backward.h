@@ -369,7 +369,7 @@ inline void row_gradients(const Arguments& call, int64_t batch, const Desk& desk
     const Shape shape = shape_of(call, span, !terms.bad);
     const float* bias = biases.row(row, block, seen);
     if (shape == Shape::ENDS)
-        hide_ends(call, row, s, span, block);
+        hide_ends(row, s, span, block);
     else if (shape == Shape::MASK)
         hide(s, bias, n);
     else if (shape == Shape::ALL)

@@ -78,7 +78,7 @@ struct Seen {
 
 // One row of products over the keys `begin` <= key < begin + n (n a multiple of LANES), in place. `bias` may be null.
 // `softcap_gradient`: the softcap's derivative is written there, if not null.
-inline Seen shape_row(const Arguments& call, const Row& row, float* s, const float* bias, int64_t begin, int64_t n,
+ATTEMPER_INLINE Seen shape_row(const Arguments& call, const Row& row, float* s, const float* bias, int64_t begin, int64_t n,
                       float* softcap_gradient) {
     const float c = float(call.softcap);
     const Vec low = splat(float(row.low > begin ? row.low - begin : 0));
