@@ -168,6 +168,7 @@ def test_a_call_that_is_repeated_gives_the_same_bits(stats: Any, causal: bool, t
             for name in known(got.stats):
                 assert torch.equal(known(got.stats)[name], known(want.stats)[name]), name
 
+
 @needs_native
 def test_a_statistic_that_is_kept_of_a_repeated_call_keeps_no_other(repeated: list[int]):
     for _ in range(2):

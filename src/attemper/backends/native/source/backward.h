@@ -87,8 +87,8 @@ inline Terms terms_of(const Arguments& call, int64_t batch, const Row& row, floa
 
 // P (times mass) over the scores and dS over dP, for one row and keys begin .. begin + n. `top` is the place of the
 // maximum, or -1. Among the products the constants of its exponentials would take registers from them.
-ATTEMPER_APART void score_gradients(const Arguments& call, int64_t batch, const Row& row, const Terms& terms, float* weight,
-                            float* gradient, int64_t begin, int64_t n, int64_t top) {
+ATTEMPER_APART void score_gradients(const Arguments& call, int64_t batch, const Row& row, const Terms& terms,
+                                    float* weight, float* gradient, int64_t begin, int64_t n, int64_t top) {
     const Vec least = splat(VANISHED), zero = {};
     const Vec shift = splat(terms.bad ? NAN : 0.0f);
     const bool squares = terms.depth != 0 || terms.variance != 0;

@@ -123,7 +123,8 @@ inline void weigh_rows(const Arguments& call, int64_t batch, Row* rows, int64_t 
         uint16_t* halves = WHAT & HALVES ? tile.halves + i * tile.halves_apart + begin : nullptr;
         const float base = base_of(rows[i]);
         const int64_t distance = look.start - rows[i].position;
-        const Sums sums = weigh<WHAT>(s, look.n, base, best[i] == rows[i].maximum, distance, halves);
+        const Sums sums = best[i] == rows[i].maximum ? weigh<WHAT | TIES>(s, look.n, base, distance, halves)
+                                                     : weigh<WHAT>(s, look.n, base, distance, halves);
         add(rows[i], sums.four);
         if (WHAT & DISTANCE) rows[i].distance += sums.distance;
         if (look.first.begin < look.first.end) rows[i].first += look.first.share(call, batch, s, look.start);

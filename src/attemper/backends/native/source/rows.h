@@ -3,9 +3,9 @@
 //     m' = max(m, block)   t = m - m'   r = exp(t)
 //     Z = r Z + z    A = r (A + t Z) + a    B = r (B + 2 t A + t^2 Z) + b    C = r^2 C + c
 //
-// Sums over a block of at most KEYS keys are float32 vectors, a dozen and more partial sums each; across blocks they
-// are float64. Where a block is nearly one-hot, the keys that attain the maximum (e = 1) are counted apart, so that the
-// row keeps what is left of it to full precision.
+// Sums over a block of at most KEYS keys are float32 vectors, a partial sum in each lane; across blocks they
+// are float64. The keys that attain the maximum (e = 1) are counted apart, so that a row that is nearly one-hot keeps
+// what is left of it to full precision.
 #pragma once
 #include "half.h"
 #include "pack.h"
@@ -92,8 +92,9 @@ struct Distances {
 inline constexpr Distances DISTANCES;
 
 // What of a row's block is summed besides the total, and that all of its weights are above 0 (NEAR). Neither the order
-// of the sums nor a bit of them depends on it. HALVES, PARTS: how many choices there are without and with bfloat16.
-enum Part : int { MOMENTS = 1, SQUARES = 2, DISTANCE = 4, NEAR = 8, HALVES = 16, PARTS = 32 };
+// of the sums nor a bit of them depends on NEAR. HALVES, PARTS: how many choices there are without and with bfloat16;
+// ties are a matter of the row.
+enum Part : int { MOMENTS = 1, SQUARES = 2, DISTANCE = 4, NEAR = 8, HALVES = 16, PARTS = 32, TIES = 32 };
 
 // The least score whose distance to `base` is at least EXP_LOWEST, after rounding, too.
 inline float lowest_of(float base) {
@@ -115,33 +116,15 @@ struct Distant {
 // steps ahead, and would else wait for each panel's chain of them. AVX2 has no registers for two panels.
 constexpr bool READS_AHEAD = LANES != 8;
 
-// A block with a key at the maximum whose weights add up to less is nearly one-hot.
-constexpr double NEARLY_ONE_HOT = 2;
-
-// Sums of its weights and of their squares, with the keys at the maximum counted apart.
-ATTEMPER_APART Quad count_apart(const float* weights, int64_t n, Quad sums) {
-    const Vec one = splat(1.0f);
-    Vec total = {}, squares = {}, ties = {};
-    for (int64_t j = 0; j < n; j += LANES) {
-        const Vec weight = load(weights + j);
-        const Mask rest = below(weight, one);
-        total = add_where(rest, total, weight);
-        squares = add_square_where(rest, squares, weight);
-        ties = add_where(others(rest), ties, one);
-    }
-    const double top = lane_sum(ties);
-    return Quad{lane_sum(total) + top, sums[1], sums[2], lane_sum(squares) + top};
-}
-
-// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. `tied`: some are `base`.
+// exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: some are `base`.
 // NEAR: no score is more than 87 below `base`, so none is compared: comparisons take the pipes that multiply.
 // HALVES: the weights go to `halves`, too. `distance`: the first key's distance from the row's position.
 //
 //     |distance + j| = |shift + j| + |distance - shift|,   shift = distance, but within -n .. 0: sums of what is >= 0
 template <int WHAT>
-ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, bool tied, int64_t distance, uint16_t* halves) {
-    Vec total = {}, first = {}, second = {}, squares = {}, distances = {};
-    const Vec lowest = splat(WHAT & NEAR ? base : lowest_of(base)), from = splat(base);
+ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, uint16_t* halves) {
+    Vec total = {}, ties = {}, first = {}, second = {}, squares = {}, distances = {};
+    const Vec one = splat(1.0f), lowest = splat(WHAT & NEAR ? base : lowest_of(base)), zero = {}, from = splat(base);
     const int64_t shift = distance > 0 ? 0 : (distance < -n ? -n : distance);
     const float* far = DISTANCES.table + KEYS + shift;
     const auto read = [&](int64_t j, auto vectors) {
@@ -163,8 +146,15 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, bool tied, int64_t d
 #pragma GCC unroll 4
         for (int i = 0; i < COUNT; i++) {
             store(s + j + i * LANES, e[i]);
-            total += e[i];
-            if (WHAT & SQUARES) squares += e[i] * e[i];
+            if (WHAT & TIES) {
+                const Mask rest = below(d[i], zero);
+                ties = add_where(others(rest) & seen[i], ties, one);
+                total = add_where(rest, total, e[i]);
+                if (WHAT & SQUARES) squares = add_square_where(rest, squares, e[i]);
+            } else {
+                total += e[i];
+                if (WHAT & SQUARES) squares += e[i] * e[i];
+            }
             if (WHAT & MOMENTS) {
                 const Vec moment = e[i] * d[i];
                 first += moment;
@@ -196,7 +186,10 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, bool tied, int64_t d
     Sums sums;
     if (WHAT & (MOMENTS | SQUARES)) sums.four = __builtin_convertvector(lane_sums(total, first, second, squares), Quad);
     else sums.four[0] = lane_sum(total);
-    if (tied && sums.four[0] < NEARLY_ONE_HOT) sums.four = count_apart(s, n, sums.four);
+    if (WHAT & TIES) {
+        const double top = lane_sum(ties);
+        sums.four += Quad{top, 0, 0, WHAT & SQUARES ? top : 0};
+    }
     if (WHAT & DISTANCE) {
         const int64_t apart = distance - shift;
         sums.distance = lane_sum(distances) + double(apart < 0 ? -apart : apart) * sums.four[0];

@@ -78,8 +78,8 @@ struct Seen {
 
 // One row of products over the keys `begin` <= key < begin + n (n a multiple of LANES), in place. `bias` may be null.
 // `softcap_gradient`: the softcap's derivative is written there, if not null.
-ATTEMPER_INLINE Seen shape_row(const Arguments& call, const Row& row, float* s, const float* bias, int64_t begin, int64_t n,
-                      float* softcap_gradient) {
+ATTEMPER_INLINE Seen shape_row(const Arguments& call, const Row& row, float* s, const float* bias, int64_t begin,
+                               int64_t n, float* softcap_gradient) {
     const float c = float(call.softcap);
     const Vec low = splat(float(row.low > begin ? row.low - begin : 0));
     const Vec high = splat(float(row.high < begin + n ? (row.high > begin ? row.high - begin : 0) : n));

@@ -5,8 +5,8 @@
 //
 // before rounding; the float nearest to log 2 adds 2e-9 |n| to that. AVX-512 rounds n to parts of 32, takes 2^(n mod 1)
 // from two registers, and has p of degree 2, 5e-8, as often above as below. The polynomials were fitted for this file
-// (of degree 6: weighted least squares on Chebyshev nodes). What is below EXP_LOWEST is exactly 0, so that no result
-// depends on whether the processor keeps denormal numbers.
+// (of degree 6: weighted least squares on Chebyshev nodes). What is below EXP_LOWEST is exactly 0, so that no
+// exponential is a denormal number, which not every processor keeps.
 #pragma once
 #include <cmath>
 #include <cstddef>
