@@ -232,7 +232,8 @@ def test_statistics_in_one_pass_are_those_of_the_formulas():
 
 
 def test_columns_that_are_statistics_are_copied_in_one_pass():
-    names = ("max_logit", "logit_variance", "first_token_mass", "mean_distance", "self_weight", "span_mass")
+    of_softmax = ("max_logit", "logit_variance", "first_token_mass", "mean_distance", "gini", "score_variance")
+    names = (*of_softmax, "self_weight", "span_mass")
     columns = state_columns(names)
     state = torch.randn(len(columns), 2, 3, 5)
     got = LazyState(columns, state, "native").statistics(names)

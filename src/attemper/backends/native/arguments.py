@@ -17,7 +17,7 @@ from attemper.statistics import Column
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
 
 
-STATISTICS = 14
+STATISTICS = 16
 """Addresses of ``Statistics`` in ``source/arguments.h``: those of ``rows.DERIVED``, and of the counts."""
 
 

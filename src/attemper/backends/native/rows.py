@@ -19,14 +19,10 @@ from attemper.statistics import Column
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
-_NAMES = {row.column: name for name, row in TABLE.items() if row.column is not None}
-# State columns that are statistics, which source/statistics.h copies.
-_COPIED = (Column.MAXIMUM, Column.VARIANCE, Column.FIRST_TOKENS, Column.DISTANCE, Column.OWN_KEY, Column.SPAN)
-# What source/statistics.h derives, in its order. Formulas give all other statistics.
-DERIVED = (
-    *("lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "mean_logit", "mass"),
-    *(_NAMES[column] for column in _COPIED),
-)
+_COMPUTED = ("lse", "entropy", "normalized_entropy", "effective_tokens", "max_weight", "mean_logit", "mass")
+# What source/statistics.h derives, in its order: what it computes, and state columns that it copies. Formulas give all
+# other statistics.
+DERIVED = (*_COMPUTED, *(name for name, row in TABLE.items() if row.column is not None and name not in _COMPUTED))
 _COUNTS = ("visible_keys", "support_size")
 _NOWHERE = [0] * STATISTICS
 _COLUMN_PLACES, _STATISTICS = struct.Struct(f"{len(Column)}q"), struct.Struct(f"{STATISTICS}q")

@@ -65,6 +65,7 @@ struct Copied {
 constexpr Copied COPIED[] = {
     {Statistics::MAX_LOGIT, Column::MAXIMUM}, {Statistics::LOGIT_VARIANCE, Column::VARIANCE},
     {Statistics::FIRST_TOKEN_MASS, Column::FIRST_TOKENS}, {Statistics::MEAN_DISTANCE, Column::DISTANCE},
+    {Statistics::GINI, Column::GINI}, {Statistics::SCORE_VARIANCE, Column::PLAIN_VARIANCE},
     {Statistics::SELF_WEIGHT, Column::OWN_KEY}, {Statistics::SPAN_MASS, Column::SPAN},
 };
 
