@@ -16,6 +16,9 @@ What is not here because it changes no result, and why:
 - ``add_statistics`` takes the mean off what it adds: all normalizers but the sigmoid take off a mean of their own.
 - ``rowwise_forward_chunk`` zeroes the output of an empty row: nothing has been added to it.
 - Which rows keep a list, which their weights, and which tiles take a product backward: the same sums.
+- ``describe`` of lists divides by the sum of their weights: it is 1 up to rounding, but for sigmoids, whose lists only the
+  backward pass makes.
+- ``weigh`` of sigmoids: what of a tie, and of a sum, is float64 is held by rows that are nearly one-hot alone.
 - ``add_lines`` zeroes the row that makes an odd number even: nobody reads what comes of it.
 
 "gradient of entmax15 is that of sparsemax", "logarithm: ..." and "inverse: ..." need a processor with AVX-512, and survive elsewhere.
@@ -43,6 +46,7 @@ SOLVE, ENTMAX_H, SUPPORT, SELECT, COMPRESS, NORMALIZE, STATE, PRODUCTS, LINES, F
         "rowwise_backward.h",
     )
 )
+SIGMOID_H = f"{NATIVE}/sigmoid.h"
 WEIGHTS_TESTS, ROWWISE_TESTS = "tests/backends/test_native_weights.py", "tests/backends/test_native_rowwise.py"
 
 
@@ -60,6 +64,10 @@ def rows_test(name: str, *cases: str) -> tuple[str, ...]:
     return tuple(f"{ROWWISE_TESTS}::test_{name}[{case}]" for case in cases) or (f"{ROWWISE_TESTS}::test_{name}",)
 
 
+def sigmoid(name: str) -> tuple[str, ...]:
+    return (f"tests/backends/test_native_sigmoid.py::test_{name}",)
+
+
 HOSTILE = weights("weights_agree_with_float64_on_hostile_rows")
 EXACT = weights("no_weight_of_entmax_is_off_by_more_than_five_roundings_of_the_largest")
 BORDER = weights("the_support_of_entmax_is_that_of_float64")
@@ -70,6 +78,8 @@ SHARE = weights("equal_keys_are_not_below_their_own_share")
 FOUND = rows_test("what_the_solver_found_is_told")
 BAD = rows_test("bad_rows_are_told_and_touch_no_other")
 SIGMOID = rows("plain: sigmoid--0.7")
+MOVED = sigmoid("blocks_of_keys_may_lie_anywhere")
+DECODED = (*MOVED, *rows("one row: sigmoid--0.7"))
 ENTMAX = rows("plain: entmax-1.2", "plain: entmax-1.7")
 SPARSEMAX = rows("plain: sparsemax-None")
 
@@ -112,8 +122,7 @@ MUTANTS = (
     Mutant("solve: threshold keeps the sum of all keys", SOLVE, "const float share = float(1 / sum_of(of.weight, of.size));", "const float share = 1;", HOSTILE),
     Mutant("solve: sigmoid without its bias", SOLVE, "x[i] = -bias - v[i];", "x[i] = -v[i];", HOSTILE),
     Mutant("solve: sigmoid of the other side", SOLVE, "inverse_of(1.0f + e[i])", "e[i] * inverse_of(1.0f + e[i])", HOSTILE),
-    Mutant("solve: sigmoids that vanish have the least weight", SOLVE, "in[i] = at_least(highest, x[i]);", "in[i] = others(Mask{});", rows_test("a_weight_of_0_is_not_in_the_support", "sigmoid-0.0")),
-    Mutant("solve: a row in place loses what its list moved over", SOLVE, "else if (!first) from = static_cast<float*>(std::memcpy(list.spare, from, size_t(list.size) * 4));", "", rows("bool mask: sigmoid--0.7")),
+    Mutant("solve: sigmoids that vanish have the least weight", SOLVE, "in[i] = at_least(highest, x[i]);", "in[i] = others(Mask{});", sigmoid("weights_that_vanish_are_0")),
     Mutant("solve: every list is a row's first keys", SOLVE, "list.place[list.size - 1] == list.size - 1;", "true;", rows("bool mask: sigmoid--0.7")),
     Mutant("logarithm: a sixteenth off", COMPRESS, "-0.0645385757f", "-0.0635385757f", SIGMOID),
     Mutant("logarithm: without its square", COMPRESS, "return whole + (r * r * q + r);", "return whole + r;", SIGMOID),
@@ -151,7 +160,6 @@ MUTANTS = (
     # Attention.
     Mutant("rows: the maximum of the last block", LINES, "row.maximum = best > row.maximum ? best : row.maximum;", "row.maximum = best;", rows("padding: entmax15-None", "long: entmax15-None")),
     Mutant("rows: scores of bfloat16 lack their multiplier", PRODUCTS, "store(line, load(line) * factors_[tile + i]);", ";", rows("bfloat16: entmax15-None")),
-    Mutant("rows: the largest weight is not a share", FORWARD, "columns[Column::LARGEST_WEIGHT] = sums.most * share", "columns[Column::LARGEST_WEIGHT] = sums.most", SIGMOID),
     Mutant("rows: weights that are 0 are in the support", FORWARD, "sums.size += marked(below(Vec{}, w));", "sums.size += marked(in);", rows_test("a_weight_of_0_is_not_in_the_support")),
     Mutant("rows: mean of weights, not of shares", FORWARD, "sums.mean *= sums.share;", "", SIGMOID),
     Mutant("rows: keys behind the list are in it", FORWARD, "below(lane_numbers(), splat(float(end - j)))", "others(Mask{})", rows_test("what_stands_behind_a_list_counts_in_no_sum")),
@@ -161,9 +169,8 @@ MUTANTS = (
     Mutant("rows: last keys of the list lost", FORWARD, "if (j < end) with(j,", "if (false) with(j,", rows("plain: topk-5.0")),
     Mutant("rows: a mean beyond float32", FORWARD, "if (sums.peaked || !(std::fabs(sums.mean) < INFINITY))", "if (sums.peaked)", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "mean")),
     Mutant("rows: squares beyond float32", FORWARD, "if (!(sums.squares < INFINITY)) {", "if (false) {", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "variance")),
-    Mutant("rows: entropy without log W", FORWARD, "const double entropy = std::log(sums.total / sums.most) - ", "const double entropy = -", SIGMOID),
+    Mutant("rows: entropy without log W", FORWARD, "const double entropy = std::log(sums.total / sums.most) - ", "const double entropy = -", SPARSEMAX),
     Mutant("rows: variance about the maximum", FORWARD, "const Vec mean = splat(float(moments.mean)), top", "const Vec mean = splat(0.0f), top", SPARSEMAX),
-    Mutant("rows: concentration divided once", FORWARD, "spread.weights * share * share,", "spread.weights * share,", SIGMOID),
     Mutant("rows: distance from the first key", FORWARD, "std::fabs(double(first_key + support.place[j] - row.position))", "std::fabs(double(first_key + support.place[j]))", SPARSEMAX),
     Mutant("rows: marks counted from the line", FORWARD, "sum += marks[first_key + of.place[j]] ?", "sum += marks[of.place[j]] ?", rows("window: topk-64.0")),
     Mutant("rows: the own key counted from the line", FORWARD, "if (own < end && *own == row.position - first_key)", "if (own < end && *own == row.position)", rows("window: topk-64.0")),
@@ -175,6 +182,36 @@ MUTANTS = (
     Mutant("rows: a list ends with a piece", FORWARD, "while (j < size && place[j] < first + KEYS) {", "if (j < size && place[j] < first + KEYS) {", rows("long: entmax-1.2", "long: threshold-0.01")),
     Mutant("rows: lines of scores are weights", LINES, "const bool any = line.kept == Line::WEIGHTS && from < end;", "const bool any = from < end;", rows("long: entmax15-None", "padding: entmax-1.2", "nearly uniform: threshold-0.01", "ascending: entmax-1.7", "ascending: entmax-1.2")),
     Mutant("rows: every head has the first one's alpha", FORWARD, "per_head ? per_head[row.head] : 0.0", "per_head ? per_head[0] : 0.0", rows("plain: entmax-1.2")),
+    # Sigmoids, by tiles and splits.
+    Mutant("sigmoid: without its bias", SIGMOID_H, "own_[i].turned = -biases_[rows_[i].head];", "own_[i].turned = 0;", SIGMOID),
+    Mutant("sigmoid: the bias of the first head", SIGMOID_H, "biases_[rows_[i].head]", "biases_[0]", SIGMOID),
+    Mutant("sigmoid: of the other side", SIGMOID_H, "Vec x = turned - score;", "Vec x = score - turned;", SIGMOID),
+    Mutant("sigmoid: what vanishes has the least weight", SIGMOID_H, "keep_where(keys.in[i], inverse)", "inverse", rows_test("a_weight_of_0_is_not_in_the_support", "sigmoid-0.0")),
+    Mutant("sigmoid: no key is at the maximum", SIGMOID_H, "if ((WHAT & MOMENTS) && of.best[i] == row.maximum)", "if (false)", rows_test("a_row_that_is_nearly_one_hot_keeps_the_digits_of_what_is_left")),
+    Mutant("sigmoid: one key at the maximum", SIGMOID_H, "double(sums[2]) * own.most", "own.most", sigmoid("keys_that_share_the_maximum_all_count")),
+    Mutant("sigmoid: logarithms of the old maximum", SIGMOID_H, "own.logarithms += row.total * (double(own.top) - double(top));", "", MOVED),
+    Mutant("sigmoid: the mean of the old maximum", SIGMOID_H, "row.first_moment += double(row.maximum) - double(maximum);", "", MOVED),
+    Mutant("sigmoid: spread between blocks forgotten", SIGMOID_H, "spread + step * step * row.total * share;", "spread;", MOVED),
+    Mutant("sigmoid: spread about the maximum", SIGMOID_H, "splat(float(mean)), top = splat(own.top)", "splat(0.0f), top = splat(own.top)", MOVED),
+    Mutant("sigmoid: the mean of the last block", SIGMOID_H, "row.first_moment += step * share;", "row.first_moment = mean;", MOVED),
+    Mutant("sigmoid: squares of small weights are no floats", SIGMOID_H, "own.most > 0 ? float(1 / own.most) : 0.0f", "1.0f", sigmoid("biases_at_the_end_of_what_exponentials_reach")),
+    Mutant("sigmoid: sums of parts are not taken back", SIGMOID_H, "double around = more[0] * own.most;", "double around = more[0];", SIGMOID),
+    Mutant("sigmoid: squares taken back once", SIGMOID_H, "more[2] * own.most * own.most", "more[2] * own.most", SIGMOID),
+    Mutant("sigmoid: a mean beyond float32", SIGMOID_H, "mean = dot_of(s, distances, n);", ";", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "mean")),
+    Mutant("sigmoid: squares beyond float32", SIGMOID_H, "if (!(WHAT & NEAR) && !(around < INFINITY)) {", "if (false) {", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "variance")),
+    Mutant("sigmoid: every bias is tame", SIGMOID_H, "tame_ &= std::fabs(own_[i].turned) < TAME;", "", sigmoid("a_shortcut_for_near_scores_changes_no_bit")),
+    Mutant("sigmoid: a bias is NaN", SIGMOID_H, "row.bad = row.poison = true;", ";", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
+    Mutant("sigmoid: splits of one maximum", SIGMOID_H, "raise(row, own, later.maximum), raise(later, its, row.maximum);", "", DECODED),
+    Mutant("sigmoid: moments of the first split", SIGMOID_H, "join_moments(row, later.total, later.first_moment, later.second_moment);", "", DECODED),
+    Mutant("sigmoid: logarithms of the first split", SIGMOID_H, "own.logarithms += its.logarithms, ", "", DECODED),
+    Mutant("sigmoid: support of the first split", SIGMOID_H, ", own.size += its.size;", ";", DECODED),
+    Mutant("sigmoid: mass is not told", SIGMOID_H, "columns[Column::MASS] = row.total, ", "", SIGMOID),
+    Mutant("sigmoid: weights and not their shares", SIGMOID_H, "return std::fmin(sum * share, 1);", "return sum;", SIGMOID),
+    Mutant("sigmoid: entropy without log W", SIGMOID_H, "std::log(row.total / own.most)", "0", SIGMOID),
+    Mutant("sigmoid: concentration divided once", SIGMOID_H, "row.squares * share * share", "row.squares * share", SIGMOID),
+    Mutant("sigmoid: distance of the row's first keys alone", SIGMOID_H, "row.total - before)", "0)", rows("causal: sigmoid--0.7", "window: sigmoid--0.7")),
+    Mutant("sigmoid: distance from the first key", SIGMOID_H, "look.start - row.position, row.total", "look.start, row.total", SIGMOID),
+    Mutant("sigmoid: the output of a bad row", SIGMOID_H, "return row.poison ? NAN : 1.0f;", "return 1.0f;", BAD),
     # Backward.
     Mutant("backward: mass without its gradient", JACOBIAN, "g[j] += of_mass;", ";", SIGMOID),
     Mutant("backward: statistics of sigmoids not centred", JACOBIAN, "g[j] += float((b[j] - middle) * sums.share);", "g[j] += float(b[j] * sums.share);", SIGMOID),

@@ -27,10 +27,13 @@ inline int64_t split_of(const Arguments& call) {
     return split;
 }
 
+template <class Normalizer>
 struct Decode {
     const Arguments& call;
+    const float* per_head;
     int64_t rows, split, splits;
     Row* parts;      // [B * G][splits][rows]
+    typename Normalizer::Own* own;  // likewise
     float* outputs;  // [B * G][splits][rows][width, padded]
 };
 
@@ -102,8 +105,9 @@ ATTEMPER_INLINE void by_rows(int64_t rows, const With& with) {
     if (rows - i == 1) with(i, std::integral_constant<int, 1>());
 }
 
+template <class Normalizer>
 inline void decode_task(void* context, int64_t task, int64_t) {
-    const Decode& work = *static_cast<const Decode*>(context);
+    const auto& work = *static_cast<const Decode<Normalizer>*>(context);
     const Arguments& call = work.call;
     const int64_t head = task / work.splits, start = task % work.splits * work.split;
     const int64_t stop = start + work.split < call.keys ? start + work.split : call.keys;
@@ -119,6 +123,8 @@ inline void decode_task(void* context, int64_t task, int64_t) {
     float* buffer = memory.floats(4 * (deep + wide));
     Bias biases(call, batch, memory.floats(KEYS));
     place_rows(call, group, 0, work.rows, rows);
+    Normalizer normalizer(call, batch, work.per_head, rows, work.own + task * work.rows);
+    normalizer.begin(work.rows);
     std::memset(queries, 0, size_t(FEW * deep) * 4);
     std::memset(buffer, 0, size_t(4 * (deep + wide)) * 4);
     std::memset(output, 0, size_t(work.rows * wide) * 4);
@@ -151,7 +157,7 @@ inline void decode_task(void* context, int64_t task, int64_t) {
             for (int64_t j = last; j < span.end; j++) scores[i * KEYS + j] = 0;
             // Few rows: every score is looked at, so that one that is not finite is told.
             float keep;
-            take_in(call, batch, rows + i, 1, Tile{scores + i * KEYS, KEYS, nullptr, nullptr, 0}, biases, block, seen,
+            take_in(call, batch, normalizer, rows + i, 1, Tile{scores + i * KEYS, KEYS, nullptr, nullptr, 0}, biases, block, seen,
                     span, Shape::ALL, false, &keep);
             if (keep != 1.0f)
                 for (int64_t e = 0; e < wide; e += LANES)
@@ -174,24 +180,26 @@ inline void decode_task(void* context, int64_t task, int64_t) {
 }
 
 // Joins the parts of one (batch, key head), in the order of their keys, and writes its rows.
+template <class Normalizer>
 inline void join_task(void* context, int64_t head, int64_t) {
-    const Decode& work = *static_cast<const Decode*>(context);
+    const auto& work = *static_cast<const Decode<Normalizer>*>(context);
     const Arguments& call = work.call;
     const int64_t wide = up(call.width, LANES);
     const int64_t row_place = place_of(call, head / call.groups, work.parts[head * work.splits * work.rows]);
     StateWriter state(call, row_place);
+    Normalizer normalizer(call, head / call.groups, work.per_head, work.parts, work.own);
     for (int64_t i = 0; i < work.rows; i++) {
         const int64_t first = head * work.splits * work.rows + i;
-        Row row = work.parts[first];
+        Row& row = work.parts[first];
         float* line = work.outputs + first * wide;
         for (int64_t split = 1; split < work.splits; split++) {
             const int64_t part = first + split * work.rows;
             float keep, take;
-            join(row, work.parts[part], keep, take);
+            normalizer.join(first, part, keep, take);
             const float* other = work.outputs + part * wide;
             for (int64_t e = 0; e < wide; e += LANES) store(line + e, load(line + e) * keep + load(other + e) * take);
         }
-        const float share = finish(call, row, state);
+        const float share = normalizer.finish(row, state);
         if (!call.width) continue;
         for (int64_t e = 0; e < wide; e += LANES)
             store(line + e, row.count == 0 ? Vec{} : load(line + e) * share);

@@ -111,39 +111,106 @@ struct Look {
     FirstTokens first;
     bool own;
     const float* marks;  // null: none
+
+    // Of a row's weights here.
+    ATTEMPER_INLINE void add(const Arguments& call, int64_t batch, const float* weights, Row& row) const {
+        if (first.begin < first.end) row.first += first.share(call, batch, weights, start);
+        if (own && row.position >= start && row.position - start < n) row.own += weights[row.position - start];
+        if (marks) row.span += marked_sum(weights, marks, n);
+    }
 };
 
-// Scores of a tile's rows, relative to their maxima, become weights, and the sums take them in. `best`: the rows'
-// highest scores here. One function for all rows: constants stay in registers.
+// A tile's rows with their scores against such keys.
+struct Scored {
+    Row* rows;
+    int64_t count;
+    const float* best;  // their highest scores here
+    const Tile& tile;
+    int64_t begin;  // of the keys, in the tile's lines
+    bool near;      // no score of the block is NEAR_PRODUCT below another, and all are visible
+
+    float* scores(int64_t i) const { return tile.scores + i * tile.apart + begin; }
+    uint16_t* halves(int64_t i) const { return tile.halves + i * tile.halves_apart + begin; }
+};
+
+// What a call wants to have summed of the weights, as Part.
+inline int parts_of(const Arguments& call, const Scored& of) {
+    return (call.place[Column::MEAN_DEPTH] >= 0 || call.place[Column::VARIANCE] >= 0 ? MOMENTS : 0) |
+           (call.place[Column::SQUARED_WEIGHTS] >= 0 ? SQUARES : 0) |
+           (call.place[Column::DISTANCE] >= 0 ? DISTANCE : 0) | (of.near ? NEAR : 0) | (of.tile.halves ? HALVES : 0);
+}
+
+// Scores of a tile's rows, relative to their maxima, become weights, and the sums take them in. One function for all
+// rows: constants stay in registers.
 template <int WHAT>
-inline void weigh_rows(const Arguments& call, int64_t batch, Row* rows, int64_t count, const float* best,
-                       const Tile& tile, int64_t begin, const Look& look) {
-    for (int64_t i = 0; i < count; i++) {
-        float* s = tile.scores + i * tile.apart + begin;
-        uint16_t* halves = WHAT & HALVES ? tile.halves + i * tile.halves_apart + begin : nullptr;
-        const float base = base_of(rows[i]);
-        const int64_t distance = look.start - rows[i].position;
-        const Sums sums = best[i] == rows[i].maximum ? weigh<WHAT | TIES>(s, look.n, base, distance, halves)
-                                                     : weigh<WHAT>(s, look.n, base, distance, halves);
-        add(rows[i], sums.four);
-        if (WHAT & DISTANCE) rows[i].distance += sums.distance;
-        if (look.first.begin < look.first.end) rows[i].first += look.first.share(call, batch, s, look.start);
-        if (look.own && distance <= 0 && distance > -look.n) rows[i].own += s[-distance];
-        if (look.marks) rows[i].span += marked_sum(s, look.marks, look.n);
+inline void weigh_rows(const Arguments& call, int64_t batch, const Scored& of, const Look& look) {
+    for (int64_t i = 0; i < of.count; i++) {
+        Row& row = of.rows[i];
+        float* s = of.scores(i);
+        uint16_t* halves = WHAT & HALVES ? of.halves(i) : nullptr;
+        const float base = base_of(row);
+        const int64_t distance = look.start - row.position;
+        const Sums sums = of.best[i] == row.maximum ? weigh<WHAT | TIES>(s, look.n, base, distance, halves)
+                                                    : weigh<WHAT>(s, look.n, base, distance, halves);
+        add(row, sums.four);
+        if (WHAT & DISTANCE) row.distance += sums.distance;
+        look.add(call, batch, s, row);
     }
 }
 
-// weigh_rows<WHAT> for every WHAT.
-template <int... WHAT>
-constexpr auto weigh_rows_of(int what, std::integer_sequence<int, WHAT...>) {
-    constexpr decltype(&weigh_rows<0>) all[] = {weigh_rows<WHAT>...};
-    return all[what];
+// Calls `with` with a Part as a constant.
+template <class With, int... WHAT>
+ATTEMPER_INLINE void with_parts(int what, const With& with, std::integer_sequence<int, WHAT...>) {
+    constexpr void (*all[])(const With&) = {[](const With& with) { with(std::integral_constant<int, WHAT>()); }...};
+    all[what](with);
 }
 
-// Scores of a tile become weights relative to their rows' new maxima; the sums take them in; `keep` gets the factors of
-// the outputs so far. All maxima come first: a row then never waits for its own.
-inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t count, const Tile& tile, Bias& biases,
-                    int64_t block, int64_t seen, const Span& span, Shape shape, bool near, float* keep) {
+template <class With>
+ATTEMPER_INLINE void with_parts(int what, const With& with) {
+#if defined(ATTEMPER_HALF)
+    with_parts(what, with, std::make_integer_sequence<int, PARTS>());
+#else
+    with_parts(what, with, std::make_integer_sequence<int, HALVES>());
+#endif
+}
+
+// Softmax for rows that stand one after another. Sigmoid (sigmoid.h) is another class like it.
+class Softmax {
+public:
+    struct Own {};  // what a row keeps beside its Row
+
+    // `rows` and `own` stand one after another.
+    Softmax(const Arguments& call, int64_t batch, const float*, Row* rows, Own*)
+        : call_(call), batch_(batch), rows_(rows) {}
+
+    void begin(int64_t) {}
+
+    // Scores become weights relative to their rows' new maxima; the sums take them in; `keep` gets the factors of the
+    // outputs so far. All maxima come first: a row then never waits for its own.
+    void weigh(const Scored& of, const Look& look, float* keep) {
+        for (int64_t i = 0; i < of.count; i++) keep[i] = raise(of.rows[i], of.best[i]);
+        with_parts(parts_of(call_, of), [&](auto what) { weigh_rows<what>(call_, batch_, of, look); });
+    }
+
+    // The state of a row, to the writer; returns the factor that makes the running output the output.
+    float finish(Row& row, StateWriter& state) { return attemper::finish(call_, row, state); }
+
+    // Joins the row `other` over later keys into `number`; returns the factors of the two outputs.
+    void join(int64_t number, int64_t other, float& keep, float& take) {
+        attemper::join(rows_[number], rows_[other], keep, take);
+    }
+
+private:
+    const Arguments& call_;
+    int64_t batch_;
+    Row* rows_;
+};
+
+// Scores of a tile become weights.
+template <class Normalizer>
+inline void take_in(const Arguments& call, int64_t batch, Normalizer& normalizer, Row* rows, int64_t count,
+                    const Tile& tile, Bias& biases, int64_t block, int64_t seen, const Span& span, Shape shape,
+                    bool near, float* keep) {
     const int64_t begin = span.begin, n = span.end - begin;
     float best[MOST_ROWS];
     for (int64_t i = 0; i < count; i++) {
@@ -152,31 +219,22 @@ inline void take_in(const Arguments& call, int64_t batch, Row* rows, int64_t cou
         if (tile.factors) known = scale_row(s, n, tile.factors[i]);
         best[i] = shaped_best(call, rows[i], s, biases, block, seen, span, shape, tile.factors ? &known : nullptr);
     }
-    for (int64_t i = 0; i < count; i++) keep[i] = raise(rows[i], best[i]);
-    const int parts = (call.place[Column::MEAN_DEPTH] >= 0 || call.place[Column::VARIANCE] >= 0 ? MOMENTS : 0) |
-                      (call.place[Column::SQUARED_WEIGHTS] >= 0 ? SQUARES : 0) |
-                      (call.place[Column::DISTANCE] >= 0 ? DISTANCE : 0) | (near ? NEAR : 0) |
-                      (tile.halves ? HALVES : 0);
     float marks[KEYS];
     const bool marked = call.place[Column::SPAN] >= 0 && read_marks(call, span_of(call, batch), block + begin, n, marks);
     const Look look{block + begin, n, {call, batch, block + begin, call.place[Column::FIRST_TOKENS] >= 0 ? n : 0},
                     call.place[Column::OWN_KEY] >= 0, marked ? marks : nullptr};
-#if defined(ATTEMPER_HALF)
-    constexpr int CHOICES = PARTS;
-#else
-    constexpr int CHOICES = HALVES;
-#endif
-    weigh_rows_of(parts, std::make_integer_sequence<int, CHOICES>())(call, batch, rows, count, best, tile, begin, look);
+    normalizer.weigh(Scored{rows, count, best, tile, begin, near}, look, keep);
 }
 
 // State and outputs of at most ROOM rows. The outputs' lines are in no cache, and are written one after another: between
 // the many small stores of a row's state each of them would be waited for.
-inline void finish_rows(const Arguments& call, int64_t batch, const Row* rows, int64_t count, float* output,
-                        int64_t wide, StateWriter& state) {
+template <class Normalizer>
+inline void finish_rows(const Arguments& call, int64_t batch, Normalizer& normalizer, Row* rows, int64_t count,
+                        float* output, int64_t wide, StateWriter& state) {
     const int64_t width = call.width;
     const bool direct = call.output.type == FLOAT32 && call.output.stride[3] == 1 && width % LANES == 0;
     float share[StateWriter::ROOM];
-    for (int64_t i = 0; i < count; i++) share[i] = finish(call, rows[i], state);
+    for (int64_t i = 0; i < count; i++) share[i] = normalizer.finish(rows[i], state);
     for (int64_t i = 0; width && i < count; i++, output += wide) {
         const int64_t place = at(call.output, batch, rows[i].head, rows[i].query);
         float* to = direct ? reinterpret_cast<float*>(call.output.data) + place : output;
@@ -192,21 +250,24 @@ constexpr float NEAR_PRODUCT = 80;  // well below -EXP_LOWEST: products are roun
 // it take 2% less at D = 128, since keys are packed half as often.
 constexpr int64_t DESK_BYTES = SPLIT_TILES ? 1 << 20 : 393216;
 
-template <class Products>
-inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
+// `per_head`: the normalizer's parameter for each head, or null.
+template <class Products, class Normalizer>
+inline void forward_chunk(const Arguments& call, const float* per_head, const Cut& cut, int64_t task) {
     constexpr int64_t TALL = Products::TALL;
     const auto [batch, group, first, count] = Chunk(call, cut, task);
     const int64_t depth = call.depth, width = call.width, wide = up(width, PANEL);
 
     Arena& memory = arena();
-    memory.reserve(Products::bytes(call, cut.chunk) + 4 * KEYS + cut.chunk * int64_t(sizeof(Row) + sizeof(Extent)) +
-                   1024);
+    memory.reserve(Products::bytes(call, cut.chunk) + 4 * KEYS +
+                   cut.chunk * int64_t(sizeof(Row) + sizeof(typename Normalizer::Own) + sizeof(Extent)) + 1024);
     Products products(call, memory, cut.chunk);
     Bias biases(call, batch, memory.floats(KEYS));
     Row* rows = memory.things<Row>(cut.chunk);
     Extent* tiles = memory.things<Extent>(up(cut.chunk, TALL) / TALL);
 
     place_rows(call, group, first, count, rows);
+    Normalizer normalizer(call, batch, per_head, rows, memory.things<typename Normalizer::Own>(cut.chunk));
+    normalizer.begin(count);
     int64_t low = call.keys, high = 0;
     for (int64_t tile = 0; tile < count; tile += TALL) {
         const Extent extent(rows + tile, count - tile < TALL ? count - tile : TALL);
@@ -249,8 +310,8 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
             if (span.begin >= span.end) continue;
             float keep[MOST_ROWS] = {};
             const Shape shape = shape_of(call, span, finite);
-            take_in(call, batch, rows + tile, real, products.scores(tile, real, span), biases, block, seen, span, shape,
-                    all_near && shape == Shape::NOTHING, keep);
+            take_in(call, batch, normalizer, rows + tile, real, products.scores(tile, real, span), biases, block, seen,
+                    span, shape, all_near && shape == Shape::NOTHING, keep);
             products.add(tile, real, span, keep);
         }
     }
@@ -258,7 +319,7 @@ inline void forward_chunk(const Arguments& call, const Cut& cut, int64_t task) {
     const int64_t row_place = place_of(call, batch, rows[0]);
     StateWriter state(call, row_place);
     for (int64_t part = 0; part < count; part += StateWriter::ROOM)
-        finish_rows(call, batch, rows + part, count - part < StateWriter::ROOM ? count - part : StateWriter::ROOM,
+        finish_rows(call, batch, normalizer, rows + part, count - part < StateWriter::ROOM ? count - part : StateWriter::ROOM,
                     products.output + part * wide, wide, state);
     state.flush();
     derive(call, row_place, count);

@@ -3,6 +3,7 @@
 #include "decode.h"
 #include "pool.h"
 #include "rowwise_backward.h"
+#include "sigmoid.h"
 
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -38,41 +39,51 @@ bool usable() {
 
 struct Forward {
     const Arguments& call;
+    const float* per_head;  // as in RowwiseCall; null: none
     Cut cut;
 };
 
-template <class Products>
+template <class Products, class Normalizer>
 void forward_task(void* context, int64_t task, int64_t) {
     auto& work = *static_cast<Forward*>(context);
-    forward_chunk<Products>(work.call, work.cut, task);
+    forward_chunk<Products, Normalizer>(work.call, work.per_head, work.cut, task);
 }
 
-template <class Products>
-int forward_with(const Arguments& call) {
+template <class Products, class Normalizer>
+int forward_with(const Arguments& call, const float* per_head) {
     constexpr int64_t TALL = Products::TALL;
-    Forward work{call, Cut(call, TALL, DESK_BYTES / Products::bytes_per_row(call) / TALL * TALL, 4 * TALL)};
-    return run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task<Products>, &work);
+    Forward work{call, per_head, Cut(call, TALL, DESK_BYTES / Products::bytes_per_row(call) / TALL * TALL, 4 * TALL)};
+    return run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task<Products, Normalizer>, &work);
 }
 
-int decode(const Arguments& call) {
+template <class Normalizer>
+int decode(const Arguments& call, const float* per_head = nullptr) {
     const int64_t heads = call.batch * call.groups, split = split_of(call);
     const int64_t splits = call.keys ? (call.keys + split - 1) / split : 1;
     const int64_t rows = call.heads / call.groups * call.queries, parts = heads * splits * rows;
     const Memory<Row> of_parts = memory_for<Row>(parts);
+    const auto own = memory_for<typename Normalizer::Own>(parts);
     const Memory<float> outputs = memory_for<float>(parts * up(call.width, LANES));
-    Decode work{call, rows, split, splits, of_parts.get(), outputs.get()};
-    const int wrong = run_tasks(heads * splits, call.threads, decode_task, &work);
-    return wrong ? wrong : run_tasks(heads, splits > 1 ? call.threads : 1, join_task, &work);
-}
-
-int forward_by_tiles(const Arguments& call) {
-#if defined(ATTEMPER_HALF)
-    if (takes_halves(call)) return forward_with<Halves>(call);
-#endif
-    return forward_with<Floats>(call);
+    Decode<Normalizer> work{call, per_head, rows, split, splits, of_parts.get(), own.get(), outputs.get()};
+    const int wrong = run_tasks(heads * splits, call.threads, decode_task<Normalizer>, &work);
+    return wrong ? wrong : run_tasks(heads, splits > 1 ? call.threads : 1, join_task<Normalizer>, &work);
 }
 
 int64_t rows_per_key_head(const Arguments& call) { return call.heads / call.groups * call.queries; }
+
+template <class Normalizer>
+int forward_by_tiles(const Arguments& call, const float* per_head = nullptr) {
+#if defined(ATTEMPER_HALF)
+    if (takes_halves(call)) return forward_with<Halves, Normalizer>(call, per_head);
+#endif
+    return forward_with<Floats, Normalizer>(call, per_head);
+}
+
+template <class Normalizer>
+int forward(const Arguments& call, const float* per_head = nullptr) {
+    if (rows_per_key_head(call) <= FEW) return decode<Normalizer>(call, per_head);
+    return forward_by_tiles<Normalizer>(call, per_head);
+}
 
 // Deals out the rows of a call, sums and all, and has `run` do the tasks; returns what `run` does.
 template <class Run>
@@ -111,7 +122,7 @@ int backward_of_few(const Arguments& call) {
     const Memory<float> state = memory_for<float>(planes * call.batch * call.heads * call.queries);
     Arguments again = call;
     again.state = state.get(), again.value = {}, again.output = {}, again.width = 0;
-    if (const int wrong = forward_by_tiles(again)) return wrong;
+    if (const int wrong = forward_by_tiles<Softmax>(again)) return wrong;
     again.value = call.value, again.output = call.output, again.width = call.width;
     return backward_by_tiles(again);
 }
@@ -150,7 +161,7 @@ ATTEMPER_EXPORT void attemper_limit_allocations(int64_t bytes) { largest_allocat
 ATTEMPER_EXPORT int attemper_forward(const Arguments* call) {
     if (call->size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
     if (call->batch * call->heads * call->queries == 0) return FINE;
-    return guarded([&] { return rows_per_key_head(*call) <= FEW ? decode(*call) : forward_by_tiles(*call); });
+    return guarded([&] { return forward<Softmax>(*call); });
 }
 
 // The forward pass of `call` on other tensors: who makes the same calls again and again describes them once.
@@ -169,12 +180,13 @@ ATTEMPER_EXPORT int attemper_backward(const Arguments* call) {
     return guarded([&] { return rows_per_key_head(*call) <= FEW ? backward_of_few(*call) : backward_by_tiles(*call); });
 }
 
-// Normalizers that need all keys of a row (rowwise_forward.h).
+// Normalizers that need all keys of a row (rowwise_forward.h), and sigmoids, which need one (sigmoid.h).
 ATTEMPER_EXPORT int attemper_rowwise_forward(const RowwiseCall* of) {
     const Arguments& call = of->call;
     if (call.size != int64_t(sizeof(Arguments))) return OTHER_LAYOUT;
     if (!is_normalizer(of->normalizer)) return UNKNOWN_NORMALIZER;
     if (call.batch * call.heads * call.queries == 0) return FINE;
+    if (of->normalizer == SIGMOID) return guarded([&] { return forward<Sigmoid>(call, of->per_head); });
 #if defined(ATTEMPER_HALF)
     if (takes_halves(call)) return guarded([&] { return rowwise_forward_with<HalfScores>(*of); });
 #endif

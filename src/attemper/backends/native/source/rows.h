@@ -70,14 +70,19 @@ ATTEMPER_INLINE void add(Row& row, Quad four) {
     std::memcpy(&row.total, &sums, sizeof sums);
 }
 
+// What has the same law whatever the weights are.
+inline void join_rest(Row& row, const Row& other) {
+    row.first += other.first, row.distance += other.distance, row.own += other.own, row.span += other.span;
+    row.count += other.count;
+    row.bad |= other.bad, row.poison |= other.poison;
+}
+
 // Joins a row over later keys into `row`; returns the factors of the two outputs.
 inline void join(Row& row, Row other, float& keep, float& take) {
     keep = raise(row, other.maximum);
     take = raise(other, row.maximum);
     add(row, Quad{other.total, other.first_moment, other.second_moment, other.squares});
-    row.first += other.first, row.distance += other.distance, row.own += other.own, row.span += other.span;
-    row.count += other.count;
-    row.bad |= other.bad, row.poison |= other.poison;
+    join_rest(row, other);
 }
 
 inline float base_of(const Row& row) { return row.maximum == -INFINITY ? 0.0f : row.maximum; }

@@ -19,7 +19,7 @@
 
 namespace attemper {
 
-// A call without a sink, and what only these normalizers have (python: backends/native/arguments.py).
+// A call without a sink, and what only these normalizers and sigmoids have (python: backends/native/arguments.py).
 struct RowwiseCall {
     Arguments call;
     int64_t normalizer;
@@ -360,7 +360,6 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     Scores scores(call, memory, tall);
     Bias biases(call, batch, memory.floats(KEYS));
     Support support = support_from(memory, lines.apart);
-    float* const weights = support.weight;
     float* buffer = memory.floats(wide + LANES);
     float* values = memory.floats(KEYS * wide);
     float* square = memory.floats(ROWS * KEYS);
@@ -375,7 +374,6 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
         const Row& row = lines.rows[i];
         Line& line = lines.lines[i];
         support.size = 0, support.found = 0;
-        support.weight = of.normalizer == SIGMOID ? lines.line(i) + line.begin : weights;  // it keeps nearly all keys
         const bool empty = row.count == 0 || row.poison || row.maximum == -INFINITY;
         if (!empty) solve_line(of, lines, i, support);
         const int64_t start = lines.base + line.begin, n = line.end - line.begin;

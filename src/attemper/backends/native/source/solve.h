@@ -201,7 +201,6 @@ inline void solve_threshold(const float* s, int64_t n, float maximum, double num
     soften(to);
 }
 
-// The list's weights may lie at `s`: what is written never reaches what has not been read.
 inline void solve_sigmoid(const float* s, int64_t n, float maximum, float bias, Support& to) {
     const Vec hidden = splat(-INFINITY), from = splat(maximum), farthest = splat(-FARTHEST);
     const Vec lowest = splat(EXP_LOWEST), highest = splat(-EXP_LOWEST);
@@ -259,12 +258,11 @@ inline void solve(const float* s, int64_t n, float maximum, const Rule& rule, Su
     throw std::invalid_argument("no normalizer has this code");  // the C interface refuses it before
 }
 
-// What belongs to the keys of a list, as a whole row of `n`; `from` and `to` may be one.
+// What belongs to the keys of a list, as a whole row of `n`.
 inline void spread(const Support& list, const float* from, int64_t n, float* to) {
     const bool first = list.size == 0 || list.place[list.size - 1] == list.size - 1;  // in ascending order of place
     const int64_t kept = first ? list.size : 0;                                       // where they are
-    if (to != from) std::memcpy(to, from, size_t(kept) * 4);
-    else if (!first) from = static_cast<float*>(std::memcpy(list.spare, from, size_t(list.size) * 4));
+    std::memcpy(to, from, size_t(kept) * 4);
     std::memset(to + kept, 0, size_t(n - kept) * 4);
     for (int64_t j = kept; j < list.size; j++) to[list.place[j]] = from[j];
 }
