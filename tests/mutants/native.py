@@ -174,6 +174,7 @@ MUTANTS = (
     Mutant("spans: those of the first batch", SCORES, "call.span_keys + batch * step[0]", "call.span_keys", MARKED),
     Mutant("spans: of a block as if it were the first", SCORES, "start + i < call.keys && marks[start + i]", "start + i < call.keys && marks[i]", MARKED),
     Mutant("marks: first tokens of the first batch", SCORES, "call.first_keys + batch * step[0]", "call.first_keys", ("tests/backends/test_native_rowwise.py::test_rows_agree_with_dense_float64[marked first tokens-entmax15-None]",)),
+    Mutant("rows: every visible score is -inf", ROWS, "if (row.poison || (row.bad && row.maximum == -INFINITY))", "if (row.poison)", ("tests/hostile/test_infinite_keys.py",)),
     Mutant("own key: the one before", FORWARD, "row.own += weights[row.position - start];", "row.own += weights[row.position - start - 1];", MARKED),
     # Packing and conversion.
     Mutant("pack: last keys of a panel lost", PACK, "else if (first + i < count) read_row", "else if (first + i + 1 < count) read_row", PLAIN),

@@ -76,6 +76,7 @@ GRADIENTS = weights("gradients_agree_with_differences_of_the_definition")
 STEEP = ("tests/backends/test_steep_gradients.py",)
 SHARE = weights("equal_keys_are_not_below_their_own_share")
 FOUND = rows_test("what_the_solver_found_is_told")
+ENDLESS = ("tests/hostile/test_infinite_keys.py",)
 BAD = rows_test("bad_rows_are_told_and_touch_no_other")
 SIGMOID = rows("plain: sigmoid--0.7")
 MOVED = sigmoid("blocks_of_keys_may_lie_anywhere")
@@ -164,7 +165,7 @@ MUTANTS = (
     Mutant("rows: mean of weights, not of shares", FORWARD, "sums.mean *= sums.share;", "", SIGMOID),
     Mutant("rows: keys behind the list are in it", FORWARD, "below(lane_numbers(), splat(float(end - j)))", "others(Mask{})", rows_test("what_stands_behind_a_list_counts_in_no_sum")),
     Mutant("rows: small weights beside a large one", FORWARD, "sums.peaked = sums.most > 0.25 * sums.total;", "", rows_test("a_row_that_is_nearly_one_hot_keeps_the_digits_of_what_is_left", "20.0-threshold-1e-12-None")),
-    Mutant("rows: alpha or bias is NaN", FORWARD, "row.bad = row.poison = true;", ";", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
+    Mutant("rows: alpha or bias is NaN", FORWARD, "row.bad |= row.count > 0 && of.per_head && std::isnan(of.per_head[row.head]);", ";", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
     Mutant("normalize: alpha or bias is NaN", NORMALIZE, "if (seen.bad || std::isnan(rule.parameter)) {", "if (seen.bad) {", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
     Mutant("rows: last keys of the list lost", FORWARD, "if (j < end) with(j,", "if (false) with(j,", rows("plain: topk-5.0")),
     Mutant("rows: a mean beyond float32", FORWARD, "if (sums.peaked || !(std::fabs(sums.mean) < INFINITY))", "if (sums.peaked)", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "mean")),
@@ -176,6 +177,7 @@ MUTANTS = (
     Mutant("rows: the own key counted from the line", FORWARD, "if (own < end && *own == row.position - first_key)", "if (own < end && *own == row.position)", rows("window: topk-64.0")),
     Mutant("rows: spans not told", FORWARD, "columns[Column::SPAN] = share_of(span_of(call, batch));", ";", SPARSEMAX),
     Mutant("rows: bad rows are not told", STATE, "row.bad && columns_[i] != Column::VISIBLE_KEYS ? NAN :", "false ? NAN :", BAD),
+    Mutant("rows: the output of a row with a score of -inf", FORWARD, "row.poison = row.bad;", "", ENDLESS),
     Mutant("rows: the output of a bad row", FORWARD, "for (int64_t e = 0; e < width; e++) line[e] = NAN;", ";", BAD),
     Mutant("rows: places of a list count from the line's place 0", FORWARD, "first = block - line.begin;", "first = block;", rows("window: entmax-1.2", "window: threshold-0.01", "window: sigmoid--0.7")),
     Mutant("rows: a list is met again in every block", FORWARD, "start = line.next,", "start = 0,", rows("long: entmax-1.2", "long: threshold-0.01")),
@@ -200,7 +202,7 @@ MUTANTS = (
     Mutant("sigmoid: a mean beyond float32", SIGMOID_H, "mean = dot_of(s, distances, n);", ";", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "mean")),
     Mutant("sigmoid: squares beyond float32", SIGMOID_H, "if (!(WHAT & NEAR) && !(around < INFINITY)) {", "if (false) {", rows_test("distances_whose_sums_are_no_floats_are_summed_in_doubles", "variance")),
     Mutant("sigmoid: every bias is tame", SIGMOID_H, "tame_ &= std::fabs(own_[i].turned) < TAME;", "", sigmoid("a_shortcut_for_near_scores_changes_no_bit")),
-    Mutant("sigmoid: a bias is NaN", SIGMOID_H, "row.bad = row.poison = true;", ";", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
+    Mutant("sigmoid: a bias is NaN", SIGMOID_H, "row.bad |= row.count > 0 && std::isnan(own.turned);", ";", rows_test("a_bias_or_alpha_that_is_nan_is_no_weight_of_0")),
     Mutant("sigmoid: splits of one maximum", SIGMOID_H, "raise(row, own, later.maximum), raise(later, its, row.maximum);", "", DECODED),
     Mutant("sigmoid: moments of the first split", SIGMOID_H, "join_moments(row, later.total, later.first_moment, later.second_moment);", "", DECODED),
     Mutant("sigmoid: logarithms of the first split", SIGMOID_H, "own.logarithms += its.logarithms, ", "", DECODED),
@@ -211,7 +213,7 @@ MUTANTS = (
     Mutant("sigmoid: concentration divided once", SIGMOID_H, "row.squares * share * share", "row.squares * share", SIGMOID),
     Mutant("sigmoid: distance of the row's first keys alone", SIGMOID_H, "row.total - before)", "0)", rows("causal: sigmoid--0.7", "window: sigmoid--0.7")),
     Mutant("sigmoid: distance from the first key", SIGMOID_H, "look.start - row.position, row.total", "look.start, row.total", SIGMOID),
-    Mutant("sigmoid: the output of a bad row", SIGMOID_H, "return row.poison ? NAN : 1.0f;", "return 1.0f;", BAD),
+    Mutant("sigmoid: the output of a bad row", SIGMOID_H, "return row.bad ? NAN : 1.0f;", "return 1.0f;", BAD),
     # Backward.
     Mutant("backward: mass without its gradient", JACOBIAN, "g[j] += of_mass;", ";", SIGMOID),
     Mutant("backward: statistics of sigmoids not centred", JACOBIAN, "g[j] += float((b[j] - middle) * sums.share);", "g[j] += float(b[j] * sums.share);", SIGMOID),
@@ -230,7 +232,9 @@ MUTANTS = (
     Mutant("backward: gradient of sigmoid without its rest", JACOBIAN, "store(g + j, w * (1.0f - w) * load(g + j));", "store(g + j, w * load(g + j));", SIGMOID),
     Mutant("backward: the bias of sigmoids has the last key's", JACOBIAN, "float(sum_of(gradient, list.size));", "gradient[list.size - 1];", SIGMOID),
     Mutant("backward: values of a list one too far", BACKWARD, "list.place[j + t < list.size ? j + t : j];", "list.place[j];", rows("long and sharp: sparsemax-None", "long: topk-5.0")),
-    Mutant("backward: a bad row has gradients", BACKWARD, "to.weight[to.size] = to.distance[to.size] = NAN;", "to.weight[to.size] = to.distance[to.size] = 0;", BAD),
+    Mutant("backward: a bad row has gradients of scores", JACOBIAN, "for (int64_t j = 0; row.bad && j < list.size; j++) gradient[j] = NAN;", "", ENDLESS),
+    Mutant("backward: a row of -inf has no gradients", BACKWARD, "if (any && s[j] == -INFINITY) continue;", "if (s[j] == -INFINITY) continue;", ENDLESS),
+    Mutant("backward: a bad row has gradients", BACKWARD, "to.weight[to.size] = to.distance[to.size] = NAN;", "to.weight[to.size] = to.distance[to.size] = 0;", ENDLESS),
     Mutant("backward: gradient of the softcap dropped", BACKWARD, "gradient[j] *= softcap_gradients[list.place[j]];", ";", rows("bias of heads, softcap: entmax15-None")),
     Mutant("backward: the bias of the last row alone", BACKWARD, "to[(first_key + list.place[j]) * stride[3]] += gradient[j];", "to[(first_key + list.place[j]) * stride[3]] = gradient[j];", rows("bias of heads, softcap: entmax15-None")),
     Mutant("backward: query without the multiplier", BACKWARD, "call.grad_query[place * depth + d] = sum[d] * factor;", "call.grad_query[place * depth + d] = sum[d];", SPARSEMAX),

@@ -32,7 +32,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         row = _sweep(problem, tile, key, value, careful, index)
         state[(slice(None), *tile.place)] = row.state(problem, careful).view(-1, *tile.shape)
         if output.shape[3]:
-            output[tile.place] = row.result(problem, tile).view(*tile.shape, output.shape[3])
+            output[tile.place] = row.result(problem, tile, careful).view(*tile.shape, output.shape[3])
         if problem.key_mass:
             valid = ((row.count > 0) & ~row.bad)[..., None]
             add_key_mass(key_mass, problem, tile, torch.where(valid, row.weights(), 0.0))
@@ -114,10 +114,12 @@ class _Rows:
     def log_total(self) -> Tensor:
         return torch.where(self.count > 0, self.total, 1.0).log()
 
-    def result(self, problem: Problem, tile: Tile) -> Tensor:
+    def result(self, problem: Problem, tile: Tile, careful: bool) -> Tensor:
         share = self.inverse_total()
         if problem.sink is not None:
             share = share * mass(problem, tile, self.maximum.to(share.dtype) + self.log_total())
+        if careful:  # where every visible score is -inf, no weights are defined
+            share = share.masked_fill(self.bad & (self.maximum == -math.inf), math.nan)
         return self.output * share.to(self.output.dtype)[..., None]
 
     def state(self, problem: Problem, careful: bool) -> Tensor:

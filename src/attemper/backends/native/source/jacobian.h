@@ -198,6 +198,8 @@ inline void gradient_list(const RowwiseCall& of, int64_t batch, const Row& row, 
     const float top = above.of[Column::MAXIMUM] + of_depth;
     const int64_t at_top = top_of(list);
     if (above.top && top != 0 && at_top < list.size) gradient[at_top] += top;
+    // The gradient of sparsemax does not ask for the weights.
+    for (int64_t j = 0; row.bad && j < list.size; j++) gradient[j] = NAN;
 }
 
 }  // namespace attemper

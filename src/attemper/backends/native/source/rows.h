@@ -283,7 +283,7 @@ inline float finish(const Arguments& call, const Row& row, StateWriter& state) {
     columns[Column::FIRST_TOKENS] = row.first * inverse, columns[Column::DISTANCE] = row.distance * inverse;
     columns[Column::OWN_KEY] = row.own * inverse, columns[Column::SPAN] = row.span * inverse;
     state.add(row, columns);
-    if (row.poison) return NAN;
+    if (row.poison || (row.bad && row.maximum == -INFINITY)) return NAN;  // or every visible score is -inf
     if (row.count == 0) return 0.0f;
     return float(inverse * mass_of(call, row, double(row.maximum) + log_total));
 }

@@ -69,11 +69,14 @@ inline void scatter(const Support& list, const float* factors, const float* line
     }
 }
 
-// Every visible key of a row that has a visible score that is not finite: NaN for all of them.
+// Of a row with a visible score that is not finite, the keys whose scores are not -inf: NaN for all of them. Where it has
+// none, all keys: -inf does not tell whether they are hidden.
 inline void list_bad(const float* s, int64_t n, Support& to) {
+    bool any = false;
+    for (int64_t j = 0; j < n; j++) any |= s[j] != -INFINITY;
     to.size = 0;
     for (int64_t j = 0; j < n; j++) {
-        if (s[j] == -INFINITY) continue;
+        if (any && s[j] == -INFINITY) continue;
         to.weight[to.size] = to.distance[to.size] = NAN;
         to.place[to.size++] = int32_t(j);
     }

@@ -32,11 +32,12 @@ struct RowwiseCall {
     }
 };
 
-// A head whose alpha or bias is NaN has rows of NaN.
+// A row with a visible score that is not finite is NaN, and so are those of a head whose alpha or bias is NaN.
 inline void spoil(const RowwiseCall& of, const Lines& lines) {
-    for (int64_t i = 0; of.per_head && i < lines.count; i++) {
+    for (int64_t i = 0; i < lines.count; i++) {
         Row& row = lines.rows[i];
-        if (row.count > 0 && std::isnan(of.per_head[row.head])) row.bad = row.poison = true;
+        row.bad |= row.count > 0 && of.per_head && std::isnan(of.per_head[row.head]);
+        row.poison = row.bad;
     }
 }
 

@@ -186,12 +186,12 @@ public:
 
     float finish(Row& row, StateWriter& state) {
         const Own& own = own_[&row - rows_];
-        if (row.count > 0 && std::isnan(own.turned)) row.bad = row.poison = true;  // a bias that is NaN
+        row.bad |= row.count > 0 && std::isnan(own.turned);
         double columns[Column::COUNT] = {};
         columns[Column::MAXIMUM] = row.maximum, columns[Column::VISIBLE_KEYS] = double(row.count);
         if (row.count > 0 && !row.bad) describe(row, own, columns);
         state.add(row, columns);
-        return row.poison ? NAN : 1.0f;
+        return row.bad ? NAN : 1.0f;
     }
 
     // Joins the row `other` over later keys into `number`.

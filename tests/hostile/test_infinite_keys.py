@@ -1,0 +1,49 @@
+"""Hostile inputs: a visible key with an infinite number, whose scores are -inf though nothing hides it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import attemper
+from attemper import nn
+
+pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
+
+NORMALIZERS: dict[str, Any] = {
+    "softmax": "softmax", "sparsemax": "sparsemax", "entmax15": "entmax15", "entmax": nn.Entmax(1.2),
+    "topk": nn.TopK(2), "threshold": nn.Threshold(0.1), "sigmoid": nn.Sigmoid(-1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("infinite", [5, 2], ids=["every score", "some scores"])
+@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_scores_of_minus_infinity_are_no_mask(normalizer: str, rows: int, infinite: int, backend: str):
+    """Softmax leaves such keys out as long as it has others, but on Triton; what else is computed of the row is NaN,
+    gradients too.
+    """
+    query = (-torch.ones(1, 1, rows, 16)).requires_grad_()
+    key = torch.randn(1, 1, 5, 16)
+    key[..., :infinite, 0] = math.inf
+    key.requires_grad_()
+    value = torch.randn(1, 1, 5, 16, requires_grad=True)
+    output, stats = attemper.attention(
+        query, key, value, normalizer=NORMALIZERS[normalizer], stats=("entropy", "max_logit"), backend=backend
+    )
+    if normalizer == "softmax" and infinite < 5 and backend != "triton":
+        torch.testing.assert_close(output, torch.softmax(query @ key.mT / 4, -1) @ value)
+    else:
+        assert output.isnan().all()
+    assert stats.entropy.isnan().all()
+    assert stats.max_logit.isnan().all()
+    output.sum().backward()
+    assert query.grad is not None
+    assert query.grad.isnan().any(-1).all()
+    if backend != "reference":  # what autograd makes of it
+        for grad in (key.grad, value.grad):
+            assert grad is not None
+            assert grad[..., infinite % 5 :, :].isnan().all()
