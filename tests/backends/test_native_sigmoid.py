@@ -52,7 +52,8 @@ def statistics_of(scores: Tensor, bias: float) -> dict[Column, Tensor]:
 def assert_told(scores: Tensor, bias: float, rtol: float = 2e-6) -> None:
     found = told(of_scores(scores, "sigmoid", 0.0, bias))
     for column, want in statistics_of(scores, bias).items():
-        torch.testing.assert_close(found[column], want, rtol=rtol, atol=1e-30, msg=lambda said, c=column: f"{c}: {said}")
+        about = f"{column.name}: "
+        torch.testing.assert_close(found[column], want, rtol=rtol, atol=1e-30, msg=lambda said, a=about: a + said)
 
 
 @pytest.mark.parametrize("rows", [1, DECODED, 30])

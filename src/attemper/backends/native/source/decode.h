@@ -157,8 +157,8 @@ inline void decode_task(void* context, int64_t task, int64_t) {
             for (int64_t j = last; j < span.end; j++) scores[i * KEYS + j] = 0;
             // Few rows: every score is looked at, so that one that is not finite is told.
             float keep;
-            take_in(call, batch, normalizer, rows + i, 1, Tile{scores + i * KEYS, KEYS, nullptr, nullptr, 0}, biases, block, seen,
-                    span, Shape::ALL, false, &keep);
+            take_in(call, batch, normalizer, rows + i, 1, Tile{scores + i * KEYS, KEYS, nullptr, nullptr, 0}, biases,
+                    block, seen, span, Shape::ALL, false, &keep);
             if (keep != 1.0f)
                 for (int64_t e = 0; e < wide; e += LANES)
                     store(output + i * wide + e, load(output + i * wide + e) * keep);

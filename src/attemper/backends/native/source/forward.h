@@ -319,8 +319,9 @@ inline void forward_chunk(const Arguments& call, const float* per_head, const Cu
     const int64_t row_place = place_of(call, batch, rows[0]);
     StateWriter state(call, row_place);
     for (int64_t part = 0; part < count; part += StateWriter::ROOM)
-        finish_rows(call, batch, normalizer, rows + part, count - part < StateWriter::ROOM ? count - part : StateWriter::ROOM,
-                    products.output + part * wide, wide, state);
+        finish_rows(call, batch, normalizer, rows + part,
+                    count - part < StateWriter::ROOM ? count - part : StateWriter::ROOM, products.output + part * wide,
+                    wide, state);
     state.flush();
     derive(call, row_place, count);
 }
