@@ -175,16 +175,32 @@ def test_weights_too_small_for_a_float_are_0_however_they_are_found(
         torch.testing.assert_close(entropies, entropy.expand_as(entropies), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("first", "second"), [((47.0, -47.0), (47.0, -47.0)), ((94.0, 94.0), (0.0, 0.0))])
+@pytest.mark.usefixtures("each_library")
+def test_no_weight_is_a_denormal_number(first: tuple[float, float], second: tuple[float, float], dtype: torch.dtype):
+    """94 nats below the highest: 2e-41, which values of 1e38 would show."""
+    scores = torch.tensor([*first * 128, *second * 128])
+    query = torch.ones(1, 1, 40, 16, dtype=dtype)
+    key = (scores / 16).view(1, 1, 512, 1).expand(1, 1, 512, 16).to(dtype)
+    value = torch.where(scores == scores.max(), 1.0, 1e38).view(1, 1, 512, 1).expand(1, 1, 512, 16).to(dtype)
+    output = attended("native", query, key, value, scale=1.0).output
+    assert torch.equal(output, torch.ones(1, 1, 40, 16, dtype=dtype))
+
+
 @pytest.mark.parametrize("place", [5, 242])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("each_library")
 def test_a_hidden_key_that_is_not_a_number_makes_no_far_key_near(dtype: torch.dtype, place: int):
-    """NaN tells no length. Rows that do not see it are as without it; one of their keys is 480 above the rest."""
-    query, key = torch.ones(1, 1, 512, 16, dtype=dtype), (0.05 * torch.randn(1, 1, 512, 16)).to(dtype)
-    key[..., 250, :] = 30
+    """NaN tells no length. Rows that do not see it are as without it; one of their keys is 94 above the rest, whose
+    values would show a weight of 2e-41.
+    """
+    query, key = torch.ones(1, 1, 512, 16, dtype=dtype), (0.01 * torch.randn(1, 1, 512, 16)).to(dtype)
+    value = torch.full((1, 1, 512, 16), 1e38, dtype=dtype)
+    key[..., 250, :], value[..., 250, :] = 94 / 16, 1
     spoiled = key.clone()
     spoiled[..., place, :] = torch.nan
-    want, got = (attended("native", query, k, key, scale=1.0, window_size=(100, -1)) for k in (key, spoiled))
+    want, got = (attended("native", query, k, value, scale=1.0, window_size=(100, -1)) for k in (key, spoiled))
     blind = torch.arange(512) > place + 100
     assert torch.equal(got.output[:, :, blind], want.output[:, :, blind])
     assert all(torch.equal(got.stats[name][..., blind], want.stats[name][..., blind]) for name in got.stats)

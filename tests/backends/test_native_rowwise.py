@@ -258,7 +258,7 @@ def assert_near(name: str, got: Tensor, want: Tensor, yardsticks: list[Tensor], 
 
 STEEP = 2.0  # alpha of entmax
 
-# Rounded weights of half precision are not here: weights meet the values in float32, and only the output is rounded.
+# An output is rounded; weights of half precision are not: they meet the values in float32, but for bfloat16 sigmoids.
 STORED = {torch.float32: 3e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 

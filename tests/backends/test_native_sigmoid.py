@@ -12,6 +12,7 @@ from torch import Tensor
 from attemper.backends import native
 from attemper.backends.native import again, library
 from attemper.backends.native import rows as native_rows
+from attemper.backends.contract import Problem
 from attemper.statistics import Column
 from tests.backends.test_native import LIBRARIES
 from tests.backends.test_native_rowwise import COLUMNS, Case, of_scores, shares, told
@@ -119,15 +120,31 @@ def test_keys_that_share_the_maximum_all_count(rows: int):
     assert_told(scores, 3.0, rtol=2e-6)
 
 
+@pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_sixteen_bits_are_off_by_a_rounding_at_most(dtype: torch.dtype):
-    """Half a unit in the last place of a weight, and of the output."""
-    problem = Case("half", rows=60, keys=700, dtype=dtype).problem("sigmoid", 0.0, -5.0)
-    assert problem.value is not None
-    output = native.forward(problem)[0]
-    exact = replace(problem, query=problem.query.float(), key=problem.key.float(), value=problem.value.float())
-    want, largest = native.forward(exact)[0], native.forward(replace(exact, value=exact.value.abs()))[0]
-    assert ((output.float() - want).abs() <= torch.finfo(dtype).eps / 2 * (largest + want.abs()) * 1.01).all()
+def test_a_weight_of_sixteen_bits_is_rounded_to_the_nearest(dtype: torch.dtype, rows: int):
+    """One key whose value is 1: the output is its weight, before or after it meets the value."""
+    query = torch.linspace(-4, 4, rows).to(dtype)
+    one = torch.ones(1, 1, 1, 1, dtype=dtype)
+    problem = Problem(
+        query=query[None, None, :, None], key=one, value=one, mask=None, multiplier=torch.ones(1, 1, 1),
+        columns=COLUMNS[:3], normalizer="sigmoid", per_head=torch.zeros(1),
+    )  # fmt: skip
+    weights = native_rows.weights(query.float()[:, None], "sigmoid", 0.0)
+    assert torch.equal(native.forward(problem)[0][0, 0], weights.to(dtype))
+
+
+def test_infinite_values_touch_no_score_of_a_later_block():
+    """When decoding, rows of values that are not read where they lie stand beside rows of keys."""
+    value = torch.ones(1, 1, 600, 40)
+    value[0, 0, 63, 8:16] = torch.inf
+    problem = Problem(
+        query=torch.randn(1, 1, 1, 8), key=torch.randn(1, 1, 600, 8), value=value, mask=None,
+        multiplier=torch.ones(1, 1, 1), columns=COLUMNS[:6], normalizer="sigmoid", per_head=torch.zeros(1),
+    )  # fmt: skip
+    output, state, _ = native.forward(problem)
+    assert state.isfinite().all()
+    assert torch.equal(output[0, 0, 0].isfinite(), value[0, 0, 63].isfinite())
 
 
 @pytest.mark.parametrize("rows", [1, 30])

@@ -47,3 +47,22 @@ def test_scores_of_minus_infinity_are_no_mask(normalizer: str, rows: int, infini
         for grad in (key.grad, value.grad):
             assert grad is not None
             assert grad[..., infinite % 5 :, :].isnan().all()
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("keys", [5, 33])
+def test_a_row_of_minus_infinity_touches_no_other(normalizer: str, keys: int, backend: str):
+    """Causal: the first row sees the infinite key alone, and the others hide it by their bias."""
+    query, value = (-torch.ones(1, 1, keys, 16)).requires_grad_(), torch.randn(1, 1, keys, 16)
+    key, bias = torch.randn(1, 1, keys, 16), torch.zeros(1, 1, keys, keys)
+    key[..., 0, 0] = math.inf
+    bias[..., 1:, 0] = -math.inf
+    bias.requires_grad_()
+    output = attemper.attention(
+        query, key, value, attn_mask=bias, is_causal=True, normalizer=NORMALIZERS[normalizer], backend=backend
+    ).output
+    output.square().sum().backward()
+    assert output[:, :, 0].isnan().all()
+    assert output[:, :, 1:].isfinite().all()
+    assert bias.grad is not None
+    assert bias.grad[:, :, 1:].isfinite().all()

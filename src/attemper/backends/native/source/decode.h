@@ -117,16 +117,18 @@ inline void decode_task(void* context, int64_t task, int64_t) {
     float* output = work.outputs + task * work.rows * wide;
 
     Arena& memory = arena();
-    memory.reserve(4 * (FEW * (deep + KEYS) + KEYS + 4 * (deep + wide)) + 1024);
+    memory.reserve(4 * (FEW * (deep + KEYS) + KEYS + TOGETHER * (deep + wide)) + 1024);
     float* queries = memory.floats(FEW * deep);
     float* scores = memory.floats(FEW * KEYS);
-    float* buffer = memory.floats(4 * (deep + wide));
+    float* keys = memory.floats(TOGETHER * deep);
+    float* values = memory.floats(TOGETHER * wide);
     Bias biases(call, batch, memory.floats(KEYS));
     place_rows(call, group, 0, work.rows, rows);
     Normalizer normalizer(call, batch, work.per_head, rows, work.own + task * work.rows);
     normalizer.begin(work.rows);
     std::memset(queries, 0, size_t(FEW * deep) * 4);
-    std::memset(buffer, 0, size_t(4 * (deep + wide)) * 4);
+    std::memset(keys, 0, size_t(TOGETHER * deep) * 4);
+    std::memset(values, 0, size_t(TOGETHER * wide) * 4);
     std::memset(output, 0, size_t(work.rows * wide) * 4);
     for (int64_t i = 0; i < work.rows; i++) {
         float* line = queries + i * deep;
@@ -146,7 +148,7 @@ inline void decode_task(void* context, int64_t task, int64_t) {
             for (int64_t t = 0; t < TOGETHER; t++) {
                 const int64_t number = block + (j + t * quarter < last ? j + t * quarter : span.begin);
                 key[t] = row_at(call.key, at(call.key, batch, group, number), call.key.stride[3], call.depth,
-                                buffer + t * deep);
+                                keys + t * deep);
                 ask_for(call.key, at(call.key, batch, group, number + SOON), call.depth);
             }
             by_rows(work.rows, [&](int64_t i, auto count) {
@@ -169,7 +171,7 @@ inline void decode_task(void* context, int64_t task, int64_t) {
             for (int64_t t = 0; t < TOGETHER; t++) {
                 const int64_t number = block + (j + t * quarter < last ? j + t * quarter : span.begin);
                 value[t] = row_at(call.value, at(call.value, batch, group, number), call.value.stride[3], call.width,
-                                  buffer + t * wide);
+                                  values + t * wide);
                 ask_for(call.value, at(call.value, batch, group, number + SOON), call.width);
             }
             by_rows(work.rows, [&](int64_t i, auto count) {

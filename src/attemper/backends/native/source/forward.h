@@ -219,10 +219,11 @@ inline void take_in(const Arguments& call, int64_t batch, Normalizer& normalizer
         if (tile.factors) known = scale_row(s, n, tile.factors[i]);
         best[i] = shaped_best(call, rows[i], s, biases, block, seen, span, shape, tile.factors ? &known : nullptr);
     }
+    const int64_t start = block + begin, first_tokens = call.place[Column::FIRST_TOKENS] >= 0 ? n : 0;
     float marks[KEYS];
-    const bool marked = call.place[Column::SPAN] >= 0 && read_marks(call, span_of(call, batch), block + begin, n, marks);
-    const Look look{block + begin, n, {call, batch, block + begin, call.place[Column::FIRST_TOKENS] >= 0 ? n : 0},
-                    call.place[Column::OWN_KEY] >= 0, marked ? marks : nullptr};
+    const bool marked = call.place[Column::SPAN] >= 0 && read_marks(call, span_of(call, batch), start, n, marks);
+    const Look look{start, n, {call, batch, start, first_tokens}, call.place[Column::OWN_KEY] >= 0,
+                    marked ? marks : nullptr};
     normalizer.weigh(Scored{rows, count, best, tile, begin, near}, look, keep);
 }
 

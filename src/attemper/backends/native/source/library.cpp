@@ -53,7 +53,8 @@ template <class Products, class Normalizer>
 int forward_with(const Arguments& call, const float* per_head) {
     constexpr int64_t TALL = Products::TALL;
     Forward work{call, per_head, Cut(call, TALL, DESK_BYTES / Products::bytes_per_row(call) / TALL * TALL, 4 * TALL)};
-    return run_tasks(call.batch * call.groups * work.cut.chunks, call.threads, forward_task<Products, Normalizer>, &work);
+    const int64_t tasks = call.batch * call.groups * work.cut.chunks;
+    return run_tasks(tasks, call.threads, forward_task<Products, Normalizer>, &work);
 }
 
 template <class Normalizer>

@@ -1,5 +1,6 @@
-// Backward pass of rowwise_forward.h: scores and supports computed anew, bit by bit those of forward. With ds of
-// jacobian.h, x the score before the softcap:
+// Backward pass of rowwise_forward.h and sigmoid.h: scores and supports computed anew, bit by bit those of forward, but for
+// sigmoids that decode, whose scores were added up in another order. With ds of jacobian.h, x the score before the
+// softcap:
 //
 //     dx = ds softcap'(x)    dq = multiplier dx K    dK = dx^T (multiplier q)    dV = w^T dO
 //
@@ -69,13 +70,14 @@ inline void scatter(const Support& list, const float* factors, const float* line
     }
 }
 
-// Of a row with a visible score that is not finite, the keys whose scores are not -inf: NaN for all of them. Where it has
-// none, all keys: -inf does not tell whether they are hidden.
-inline void list_bad(const float* s, int64_t n, Support& to) {
+// Of a row with a visible score that is not finite, the keys whose scores are not -inf: NaN for all of them. Where it
+// has none, all that it sees but for a mask: -inf does not tell whether that hides them. `first_key`: of the line.
+inline void list_bad(const Row& row, const float* s, int64_t first_key, Support& to) {
+    const int64_t begin = row.low - first_key, end = row.high - first_key;
     bool any = false;
-    for (int64_t j = 0; j < n; j++) any |= s[j] != -INFINITY;
+    for (int64_t j = begin; j < end; j++) any |= s[j] != -INFINITY;
     to.size = 0;
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = begin; j < end; j++) {
         if (any && s[j] == -INFINITY) continue;
         to.weight[to.size] = to.distance[to.size] = NAN;
         to.place[to.size++] = int32_t(j);
@@ -131,7 +133,7 @@ inline bool list_again(const RowwiseCall& of, const Lines& lines, int64_t i, Sup
     const Line& line = lines.lines[i];
     support.size = 0;
     if (row.count == 0) return false;
-    if (row.bad || row.poison) list_bad(lines.line(i) + line.begin, line.end - line.begin, support);
+    if (row.bad || row.poison) list_bad(row, lines.line(i) + line.begin, lines.base + line.begin, support);
     else solve_line(of, lines, i, support);
     return true;
 }

@@ -52,8 +52,8 @@ struct Turned {
     Power power[2];
 };
 
-// Scores of one row become weights, and with MOMENTS its sums take them in: all of them, whatever is asked for. NEAR: no
-// weight underflows, and all keys are visible. `distances`: room for `n` floats.
+// Scores of one row become weights, and with MOMENTS its sums take them in: all of them, whatever is asked for. NEAR:
+// no weight underflows, and all keys are visible. `distances`: room for `n` floats.
 template <int WHAT>
 ATTEMPER_INLINE void weigh(float* s, int64_t n, Row& row, SigmoidRow& own, float* distances, uint16_t* halves) {
     const Vec one = splat(1.0f), zero = {}, from = splat(row.maximum), turned = splat(own.turned);
@@ -118,7 +118,8 @@ ATTEMPER_INLINE void weigh(float* s, int64_t n, Row& row, SigmoidRow& own, float
     if (!(WHAT & NEAR) && !(std::fabs(mean) < INFINITY)) mean = dot_of(s, distances, n);  // near the largest float
     mean = block > 0 ? mean / block : 0;
     // Weights as parts of M: products of small ones would be no floats.
-    const Vec middle = splat(float(mean)), top = splat(own.top), part = splat(own.most > 0 ? float(1 / own.most) : 0.0f);
+    const Vec middle = splat(float(mean)), top = splat(own.top);
+    const Vec part = splat(own.most > 0 ? float(1 / own.most) : 0.0f);
     Vec spread = {}, logarithms = {}, squares = {}, count = {};
     for (int64_t j = 0; j < n; j += PANEL) {
 #pragma GCC unroll 2
@@ -227,14 +228,16 @@ private:
 
     static void describe(const Row& row, const Own& own, double (&columns)[Column::COUNT]) {
         const double share = row.total > 0 ? 1 / row.total : 0;
-        const auto share_of = [&](double sum) { return std::fmin(sum * share, 1); };  // sums are rounded in other orders
+        // Sums are rounded in other orders: a share of them is at most 1.
+        const auto share_of = [&](double sum) { return std::fmin(sum * share, 1); };
         columns[Column::MASS] = row.total, columns[Column::SUPPORT] = double(own.size);
         columns[Column::LARGEST_WEIGHT] = share_of(own.most);
         columns[Column::MEAN_DEPTH] = row.first_moment < 0 ? -row.first_moment : 0.0;
         columns[Column::VARIANCE] = row.second_moment * share;
         const double least = own.size ? 1 / double(own.size) : 0;
         columns[Column::SQUARED_WEIGHTS] = std::fmax(row.squares * share * share, least);
-        if (row.total > 0) columns[Column::ENTROPY] = std::fmax(std::log(row.total / own.most) - own.logarithms * share, 0);
+        if (row.total > 0)
+            columns[Column::ENTROPY] = std::fmax(std::log(row.total / own.most) - own.logarithms * share, 0);
         columns[Column::FIRST_TOKENS] = share_of(row.first), columns[Column::SPAN] = share_of(row.span);
         columns[Column::OWN_KEY] = share_of(row.own), columns[Column::DISTANCE] = row.distance * share;
     }

@@ -4,7 +4,7 @@
 
 namespace attemper {
 
-// Each with room for `room_of` elements; only weights that lie in the place of scores have no more than those.
+// Each with room for `room_of` elements.
 struct Support {
     float *weight, *distance, *spare;
     int32_t* place;
