@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from attemper.backends import native
+from attemper.backends.contract import Problem
 from attemper.backends.native import again, library
 from attemper.backends.native import rows as native_rows
-from attemper.backends.contract import Problem
 from attemper.statistics import Column
 from tests.backends.test_native import LIBRARIES
 from tests.backends.test_native_rowwise import COLUMNS, Case, of_scores, shares, told

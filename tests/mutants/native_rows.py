@@ -233,7 +233,6 @@ MUTANTS = (
     Mutant("backward: the bias of sigmoids has the last key's", JACOBIAN, "float(sum_of(gradient, list.size));", "gradient[list.size - 1];", SIGMOID),
     Mutant("backward: values of a list one too far", BACKWARD, "list.place[j + t < list.size ? j + t : j];", "list.place[j];", rows("long and sharp: sparsemax-None", "long: topk-5.0")),
     Mutant("backward: a bad row has gradients of scores", JACOBIAN, "for (int64_t j = 0; row.bad && j < list.size; j++) gradient[j] = NAN;", "", ENDLESS),
-    Mutant("backward: a bad row reaches places behind its last key", BACKWARD, "end = row.high - first_key;", "end = row.high + 1 - first_key;", ENDLESS),
     Mutant("backward: a row of -inf has no gradients", BACKWARD, "if (any && s[j] == -INFINITY) continue;", "if (s[j] == -INFINITY) continue;", ENDLESS),
     Mutant("backward: a bad row has gradients", BACKWARD, "to.weight[to.size] = to.distance[to.size] = NAN;", "to.weight[to.size] = to.distance[to.size] = 0;", ENDLESS),
     Mutant("backward: gradient of the softcap dropped", BACKWARD, "gradient[j] *= softcap_gradients[list.place[j]];", ";", rows("bias of heads, softcap: entmax15-None")),
