@@ -604,14 +604,31 @@ def test_a_row_that_is_nearly_one_hot_keeps_the_digits_of_what_is_left(
 
 @pytest.mark.parametrize(("normalizer", "given"), [("sigmoid", -1.0), ("entmax", 1.0)])
 def test_what_stands_behind_a_list_counts_in_no_sum(normalizer: str, given: float):
-    """Keys hidden before others: a list of those that are left ends within a vector."""
+    """Every second row hides its first keys: its list ends within a vector, where that of the row before went on."""
     scores = torch.randn(40, 256)
-    scores[:, :3] = -torch.inf
-    found = told(of_scores(scores, normalizer, 0.0, given))
-    weights, p = shares(scores, normalizer, 0.0, given)
-    torch.testing.assert_close(found[Column.MASS], weights.sum(-1), rtol=1e-6, atol=0)
-    torch.testing.assert_close(found[Column.ENTROPY], -torch.xlogy(p, p).sum(-1), rtol=1e-6, atol=0)
-    assert found[Column.SUPPORT].eq(253).all()
+    scores[1::2, :3] = -torch.inf
+    problem = of_scores(scores, normalizer, 0.0, given)
+    found = told(problem)
+    visible, exact = scores.isfinite(), scores.double().nan_to_num(neginf=0.0).requires_grad_()
+    weights, p = shares(exact.masked_fill(~visible, -torch.inf), normalizer, 0.0, given)
+    entropy = -(p * p.masked_fill(~visible, 1.0).log()).sum(-1)
+    torch.testing.assert_close(found[Column.MASS], weights.sum(-1).detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[Column.ENTROPY], entropy.detach(), rtol=1e-6, atol=0)
+    assert found[Column.SUPPORT].tolist() == [256, 253] * 20
+    output, state, key_mass = native.forward(problem)
+    above = torch.zeros_like(state)
+    above[COLUMNS.index(Column.ENTROPY)] = 1
+    grads = native.backward(
+        problem,
+        output,
+        state,
+        Upstream(torch.zeros_like(output), above, key_mass),
+        (False, False, False, True, *[False] * 3),
+    )
+    assert grads.mask is not None
+    entropy.sum().backward()
+    assert exact.grad is not None
+    torch.testing.assert_close(grads.mask[0, 0].double(), exact.grad, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(("normalizer", "number"), [("sigmoid", 0.0), ("entmax", 0.0)])

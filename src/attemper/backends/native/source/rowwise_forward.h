@@ -90,7 +90,7 @@ inline Moments moments_of(const Support& of) {
         });
     sums.most = lane_max(most);
     sums.peaked = sums.most > 0.25 * sums.total;
-    if (sums.peaked || !(std::fabs(sums.mean) < INFINITY))  // or distances near the largest float
+    if (sums.peaked)
         sums.total = sum_of(of.weight, of.size), sums.mean = dot_of(of.weight, of.distance, of.size);
     sums.share = sums.total > 0 ? 1 / sums.total : 0;
     sums.mean *= sums.share;
@@ -122,11 +122,6 @@ inline Spread spread_of(const Support& of, const Moments& moments) {
             logarithms = squares = weights = Vec{};
         });
     if (moments.peaked) sums.weights = dot_of(of.weight, of.weight, of.size);
-    if (!(sums.squares < INFINITY)) {  // distances whose squares are no floats
-        sums.squares = 0;
-        for (int64_t j = 0; j < of.size; j++)
-            sums.squares += of.weight[j] * (of.distance[j] - moments.mean) * (of.distance[j] - moments.mean);
-    }
     return sums;
 }
 
