@@ -117,7 +117,7 @@ MUTANTS = (
     Mutant("scores: hidden keys not hidden", SCORES, "x = visible ? x : hidden;", "", both("causal")),
     Mutant("scores: one first token more", SCORES, "call.first_tokens < end ? call.first_tokens :", "call.first_tokens + 1 < end ? call.first_tokens + 1 :", both("three first tokens")),
     Mutant("rows: distance from the first key", FORWARD, "const int64_t distance = look.start - row.position;", "const int64_t distance = look.start;", PLAIN),
-    Mutant("rows: distance without what lies before the block", ROWS, "+ double(apart < 0 ? -apart : apart) * sums.four[0]", "", oracle("blocks, window", "splits")),
+    Mutant("rows: distance without what lies before the block", ROWS, "+ away.rest * sums.four[0]", "", oracle("blocks, window", "splits")),
     Mutant("masks: every key is visible", SCORES, "count += visible ? one : Vec{};\n        most =", "count += one;\n        most =", oracle("splits, padding")),
     Mutant("masks: no bias is large", SCORES, "constexpr float SAFE_BIAS = 1e38f;", "constexpr float SAFE_BIAS = INFINITY;", OVERFLOW),
     Mutant("masks: products are safe up to the end", SCORES, "constexpr double SAFE_PRODUCT = 8e37;", "constexpr double SAFE_PRODUCT = INFINITY;", BAD),

@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant("rows: the own key counted from the line", FORWARD, "if (own < end && *own == row.position - first_key)", "if (own < end && *own == row.position)", rows("window: topk-64.0")),
     Mutant("rows: spans not told", FORWARD, "columns[Column::SPAN] = share_of(span_of(call, batch));", ";", SPARSEMAX),
     Mutant("rows: bad rows are not told", STATE, "row.bad && columns_[i] != Column::VISIBLE_KEYS ? NAN :", "false ? NAN :", BAD),
-    Mutant("rows: the output of a row with a score of -inf", FORWARD, "row.poison = row.bad;", "", ENDLESS),
+    Mutant("rows: the output of a row with a score of -inf", FORWARD, "        if (row.bad)\n", "        if (row.poison)\n", ENDLESS),
     Mutant("rows: the output of a bad row", FORWARD, "for (int64_t e = 0; e < width; e++) line[e] = NAN;", ";", BAD),
     Mutant("rows: places of a list count from the line's place 0", FORWARD, "first = block - line.begin;", "first = block;", rows("window: entmax-1.2", "window: threshold-0.01", "window: sigmoid--0.7")),
     Mutant("rows: a list is met again in every block", FORWARD, "start = line.next,", "start = 0,", rows("long: entmax-1.2", "long: threshold-0.01")),

@@ -96,6 +96,19 @@ struct Distances {
 };
 inline constexpr Distances DISTANCES;
 
+// |distance + j| of `n` keys, j = 0 .. n - 1, sums of what is >= 0:
+//
+//     |distance + j| = |shift + j| + |distance - shift|,   shift = distance, but within -n .. 0
+struct Away {
+    const float* table;  // |shift + j|
+    double rest;         // |distance - shift|
+
+    ATTEMPER_INLINE Away(int64_t distance, int64_t n) {
+        const int64_t shift = distance > 0 ? 0 : (distance < -n ? -n : distance), apart = distance - shift;
+        table = DISTANCES.table + KEYS + shift, rest = double(apart < 0 ? -apart : apart);
+    }
+};
+
 // What of a row's block is summed besides the total, and that all of its weights are above 0 (NEAR). Neither the order
 // of the sums nor a bit of them depends on NEAR. HALVES, PARTS: how many choices there are without and with bfloat16;
 // ties are a matter of the row.
@@ -124,14 +137,11 @@ constexpr bool READS_AHEAD = LANES != 8;
 // exp(s - base) of one row over `n` scores (a multiple of PANEL), in place, and its sums. TIES: some are `base`.
 // NEAR: no score is more than 87 below `base`, so none is compared: comparisons take the pipes that multiply.
 // HALVES: the weights go to `halves`, too. `distance`: the first key's distance from the row's position.
-//
-//     |distance + j| = |shift + j| + |distance - shift|,   shift = distance, but within -n .. 0: sums of what is >= 0
 template <int WHAT>
 ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, uint16_t* halves) {
     Vec total = {}, ties = {}, first = {}, second = {}, squares = {}, distances = {};
     const Vec one = splat(1.0f), lowest = splat(WHAT & NEAR ? base : lowest_of(base)), zero = {}, from = splat(base);
-    const int64_t shift = distance > 0 ? 0 : (distance < -n ? -n : distance);
-    const float* far = DISTANCES.table + KEYS + shift;
+    const Away away(distance, n);
     const auto read = [&](int64_t j, auto vectors) {
         constexpr int COUNT = decltype(vectors)::value;
         Distant<COUNT> keys;
@@ -165,7 +175,7 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, ui
                 first += moment;
                 second += moment * d[i];
             }
-            if (WHAT & DISTANCE) distances += e[i] * load(far + j + i * LANES);
+            if (WHAT & DISTANCE) distances += e[i] * load(away.table + j + i * LANES);
         }
 #if defined(ATTEMPER_HALF)
         if (WHAT & HALVES)
@@ -195,10 +205,7 @@ ATTEMPER_INLINE Sums weigh(float* s, int64_t n, float base, int64_t distance, ui
         const double top = lane_sum(ties);
         sums.four += Quad{top, 0, 0, WHAT & SQUARES ? top : 0};
     }
-    if (WHAT & DISTANCE) {
-        const int64_t apart = distance - shift;
-        sums.distance = lane_sum(distances) + double(apart < 0 ? -apart : apart) * sums.four[0];
-    }
+    if (WHAT & DISTANCE) sums.distance = lane_sum(distances) + away.rest * sums.four[0];
     return sums;
 }
 

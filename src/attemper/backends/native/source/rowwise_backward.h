@@ -133,7 +133,7 @@ inline bool list_again(const RowwiseCall& of, const Lines& lines, int64_t i, Sup
     const Line& line = lines.lines[i];
     support.size = 0;
     if (row.count == 0) return false;
-    if (row.bad || row.poison) list_bad(row, lines.line(i) + line.begin, lines.base + line.begin, support);
+    if (row.bad) list_bad(row, lines.line(i) + line.begin, lines.base + line.begin, support);
     else solve_line(of, lines, i, support);
     return true;
 }

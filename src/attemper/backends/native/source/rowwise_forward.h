@@ -32,12 +32,11 @@ struct RowwiseCall {
     }
 };
 
-// A row with a visible score that is not finite is NaN, and so are those of a head whose alpha or bias is NaN.
+// Rows of a head whose alpha or bias is NaN are as one with a visible score that is not finite.
 inline void spoil(const RowwiseCall& of, const Lines& lines) {
     for (int64_t i = 0; i < lines.count; i++) {
         Row& row = lines.rows[i];
         row.bad |= row.count > 0 && of.per_head && std::isnan(of.per_head[row.head]);
-        row.poison = row.bad;
     }
 }
 
@@ -370,7 +369,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
         const Row& row = lines.rows[i];
         Line& line = lines.lines[i];
         support.size = 0, support.found = 0;
-        const bool empty = row.count == 0 || row.poison || row.maximum == -INFINITY;
+        const bool empty = row.count == 0 || row.bad || row.maximum == -INFINITY;
         if (!empty) solve_line(of, lines, i, support);
         const int64_t start = lines.base + line.begin, n = line.end - line.begin;
         write_row_state(call, batch, row, support, start, state);
@@ -385,7 +384,7 @@ inline void rowwise_forward_chunk(const RowwiseCall& of, const Cut& cut, int64_t
     for (int64_t i = 0; i < count; i++) {
         const Row& row = rows[size_t(i)];
         float* line = output + i * wide;
-        if (row.poison)
+        if (row.bad)
             for (int64_t e = 0; e < width; e++) line[e] = NAN;
         if (row.count == 0) std::memset(line, 0, size_t(wide) * 4);
         write_row(call.output, at(call.output, batch, row.head, row.query), call.output.stride[3], width, line);

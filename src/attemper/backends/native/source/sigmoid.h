@@ -152,11 +152,10 @@ ATTEMPER_INLINE void weigh(float* s, int64_t n, Row& row, SigmoidRow& own, float
 
 // sum w |distance + j| of `n` keys whose weights are `total` in all; `distance` as for weigh of rows.h.
 inline double distance_sum(const float* weights, int64_t n, int64_t distance, double total) {
-    const int64_t shift = distance > 0 ? 0 : (distance < -n ? -n : distance), apart = distance - shift;
-    const float* far = DISTANCES.table + KEYS + shift;
+    const Away away(distance, n);
     Vec sum = {};
-    for (int64_t j = 0; j < n; j += LANES) sum += load(weights + j) * load(far + j);
-    return lane_sum(sum) + double(apart < 0 ? -apart : apart) * total;
+    for (int64_t j = 0; j < n; j += LANES) sum += load(weights + j) * load(away.table + j);
+    return lane_sum(sum) + away.rest * total;
 }
 
 // Sigmoids for rows that stand one after another, as Softmax in forward.h.
