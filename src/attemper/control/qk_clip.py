@@ -15,13 +15,16 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from attemper.checks import positive_number
+from attemper.control.idle import warn_idle
 from attemper.control.query_key_weights import Projections, projections_of
 from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
 from attemper.monitor.data_parallel import check_reduce, device_of_group
 from attemper.monitor.options import NO_ALARMS
 from attemper.monitor.watch import watch
+from attemper.sites.find import all_sites
 from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
+from attemper.text import count
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -87,6 +90,8 @@ class QKClip:
         self._projections: dict[str, Projections] = {}
         self._seen = False
         """Whether any rank has seen an attention so far."""
+        self._told = False
+        """Whether what cannot be clipped was looked for."""
         self.steps = self.clipped = 0
         """Steps so far, and heads that were clipped in them."""
         self._watch = watch(model, rows=rows, sites=self._wanted, limits=NO_ALARMS)
@@ -173,7 +178,19 @@ class QKClip:
         """
         if not now and not self._seen:
             self._watch.table()
+        if not self._told and self._watch.current:
+            self._told = True
+            if unseen := self._unseen():
+                warn_idle("QKClip", f"{count(len(unseen), 'site')} cannot be clipped", unseen)
         self._seen = True
+
+    def _unseen(self) -> dict[str, str]:
+        """Modules that attend by their code, or seem to, and showed no logits; with the reason."""
+        seen = {self._watch.module_of(site.name).partition("#")[0] for site in self._watch.current}
+        attending = all_sites({module: name for name, module in self._modules.items()})
+        found = {site.name: "did not run" for site in attending if is_wanted(site.name, self._wanted)}
+        found |= {skipped.name: skipped.reason for skipped in self._watch.table().skipped}
+        return {name: reason for name, reason in found.items() if name in self._modules and name not in seen}
 
     @cached_property
     def _ranks(self) -> tuple[list[ProcessGroup], dict[str, Projections]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attemper.call.result import AttentionStats
 from attemper.checks import one_of
+from attemper.control.idle import IdleSites
 from attemper.control.penalties import Penalty
 from attemper.control.penalty_gradient import AttachPenalty, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError
@@ -87,6 +88,7 @@ class Regularizer:
         self._places = {name: place for place, name in enumerate(inspect.signature(whole.forward).parameters)}
         self._two_sided = bool(getattr(getattr(whole, "config", None), "is_encoder_decoder", False))
         self._sites = sites
+        self._idle = IdleSites("regularize", "nothing was regularized", sites)
         for site in sites:
             listen(site, self)
         self._hook = model.register_forward_pre_hook(_StartHook(self), with_kwargs=True)
@@ -120,6 +122,9 @@ class Regularizer:
         Raises:
             InputError: the loss is no number with a gradient,
                 or no attention ran in training mode since the last attach.
+
+        Warns:
+            once, of sites that have not run in training mode so far.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise InputError(
@@ -131,6 +136,7 @@ class Regularizer:
                 "penalty.attach(loss): no attention ran in training mode since the last attach. Call model.train(), "
                 "and attach after the forward pass."
             )
+        self._idle.note(current.sites)
         values = []
         for name, counted in current.sites.items():
             assert counted.sums is not None

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from attemper.call.normalizer import normalization
 from attemper.checks import one_of, positive_number
 from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
+from attemper.control.idle import IdleSites
 from attemper.control.temper import Tempered
 from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
 from attemper.monitor.data_parallel import check_reduce
 from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
-from attemper.sites.act import normalizer_of
+from attemper.sites.act import listeners_of, normalizer_of
 from attemper.sites.find import Site, chosen_sites
 from attemper.sites.sharded import heads_like, is_dtensor
 from attemper.sites.ways import OWN
@@ -118,8 +119,11 @@ class Thermostat:
             of its own heads, and ``per="layer"`` is over those of all.
 
     Raises:
-        InputError: an argument has no meaning; a module attends by another normalizer than softmax; or
-            as :func:`attemper.temper`.
+        InputError: an argument has no meaning; a module attends by another normalizer than softmax; another Thermostat
+            holds one of the sites; or as :func:`attemper.temper`.
+
+    Warns:
+        once, of a step in which no site was measured; and once, of sites that were not measured so far.
     """
 
     def __init__(
@@ -158,10 +162,12 @@ class Thermostat:
         self._band(0)
         found = chosen_sites("Thermostat", model, sites)
         _refuse_other_normalizers(found)
+        _refuse_held(found)
         self._temperatures = {site.name: HeldTemperature() for site in found}
         self._tempered = Tempered(model, found, self._temperatures)
         self._meters = {site.name: EntropyMeter(site.module, f"Thermostat ({site.name})", rows, unit) for site in found}
         self._sites = found
+        self._idle = IdleSites("Thermostat", "no temperature moved", found)
         for site in found:
             listen(site, self._meters[site.name])
         self.readings: dict[str, Reading] = {}
@@ -191,6 +197,7 @@ class Thermostat:
             meter.sums = None
         self.readings = {}
         joined = self._over_ranks(measured)
+        self._idle.note(joined)
         for name, parts in ((name, joined[name]) for name in self._meters if name in joined):
             first = self._meters[name].first_head
             own = parts.get(first) if first is not None else next(iter(parts.values())) if len(parts) == 1 else None
@@ -300,6 +307,16 @@ def _refuse_other_normalizers(sites: list[Site]) -> None:
         attends_by = normalizer_of(site.module) or own
         if attends_by is not None and not normalization("Thermostat", attends_by).plain:
             raise InputError(refusal(f"Thermostat ({site.name})", site.module))
+
+
+def _refuse_held(sites: list[Site]) -> None:
+    """Raises for a site that another thermostat holds: both would move its temperature for the same error."""
+    for site in sites:
+        if any(isinstance(listener, EntropyMeter) for listener in listeners_of(site.module)):
+            raise InputError(
+                f"Thermostat: another Thermostat holds {site.name}, and two would correct the same error twice. Call "
+                "close() on the other one first, or give each sites= of its own."
+            )
 
 
 def _sum_over(group: ProcessGroup, mine: dict[str, dict[int | None, Sums]]) -> dict[str, dict[int | None, Sums]]:

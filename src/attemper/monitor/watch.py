@@ -127,7 +127,7 @@ class Watch(TapReceiver, RunView):
         self._device = device or torch.device("cpu")
         check_backend(options.backend, None if device is None else device.type)
         self.title = class_name(unwrap(model))
-        self.failures = 0
+        self._failures = 0
         self.passes = self.steps = self.sampled = 0
         self._due = False
         """Whether a sample has ended that is not recorded yet."""
@@ -204,7 +204,7 @@ class Watch(TapReceiver, RunView):
         period = self._collector.period
         self._end_step(step)
         if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
-            self._recorder.add_merged(self._schedule.number - 1, period, self.failures, self.note_failure)
+            self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
             self._record()
 
     @quietly
@@ -380,11 +380,16 @@ class Watch(TapReceiver, RunView):
         finally:
             self._collector.context.reset()
 
+    @property
+    def failures(self) -> int:
+        """How often something of ours failed: calls that could not be measured, and samples that the store lost."""
+        return self._failures + self._recorder.dropped
+
     def note_failure(self, where: str, error: Exception) -> None:
         """Counts a failure of ours; the first one is told, none reaches the training step."""
-        self.failures += 1
+        self._failures += 1
         self._collector.skipped[where] = str(error)
-        if self.failures == 1:
+        if self._failures == 1:
             warnings.warn(clean(f"attemper: {where} could not be measured: {error}. Training goes on."), stacklevel=2)
 
     def table(self) -> Scan:

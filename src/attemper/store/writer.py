@@ -378,7 +378,7 @@ def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None
     logger.warning(
         "attemper: the run %s cannot be stored: %s. Training goes on; its history stays in memory and ends with this "
         "process, and all of its samples count as dropped.",
-        clean_name(options.last_name),
+        clean_name(options.path),
         reason.rstrip("."),
     )
     return Writer(_in_memory(versions), refused=reason)

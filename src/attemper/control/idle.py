@@ -1,0 +1,49 @@
+"""Sites on which a control cannot act: one warning names them, with the reason and what to do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+
+from attemper.sites.find import Site
+from attemper.text import clean, count, cut
+
+NAMED = 4
+"""So many sites are named in a warning; the others are counted."""
+
+
+class IdleSites:
+    """Warns once about a step in which no site ran, and once about sites that have not run so far.
+
+    Args:
+        where: the control, for messages.
+        nothing: what did not happen where no site ran.
+    """
+
+    def __init__(self, where: str, nothing: str, sites: Sequence[Site]) -> None:
+        self._where, self._nothing, self._sites = where, nothing, sites
+        self._told: set[bool] = set()
+        """Whether the warnings given so far were about all sites."""
+        self._ran: set[str] = set()
+
+    def note(self, ran: Collection[str]) -> None:
+        """Takes the names of the sites that ran in the step that ends."""
+        self._ran |= set(ran)
+        idle = [site for site in self._sites if site.name not in (self._ran if ran else ran)]
+        if not idle or (not ran) in self._told:
+            return
+        self._told.add(not ran)
+        lead = f"{self._nothing} in this step" if not ran else f"{count(len(idle), 'site')} had no effect so far"
+        reasons = {site.name: "did not run" if site.module.training else "is in eval mode" for site in idle}
+        warn_idle(self._where, lead, reasons)
+
+
+def warn_idle(where: str, lead: str, reasons: Mapping[str, str]) -> None:
+    """Warns of sites, by name, that have no effect for these reasons."""
+    named = [f"{clean(name)}: {cut(clean(reason), 200)}" for name, reason in list(reasons.items())[:NAMED]]
+    if len(reasons) > NAMED:
+        named.append(f"{len(reasons) - NAMED:,} more")
+    advice = ["Leave sites out with sites= if this is meant."]
+    if "is in eval mode" in reasons.values():
+        advice.insert(0, "Only training counts: call model.train() before the forward pass.")
+    warnings.warn(f"{where}: {lead} ({'; '.join(named)}). {' '.join(advice)}", stacklevel=4)
