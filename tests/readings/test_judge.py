@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attemper.readings.alarms import KINDS, AlarmKind
 from attemper.readings.judge import Judge, judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm
@@ -202,6 +203,84 @@ def test_an_infinite_score_is_beyond_every_level_and_has_no_value_in_json():
     (alarm,) = [one for one in judge(series("max_logit", [10, float("inf")])) if one.kind == "logits"]
     assert alarm.value is None
     assert "largest logit inf" in alarm.message
+
+
+# --- nothing begins on the way back ---
+
+
+def test_falling_does_not_ring_when_a_layer_recovers():
+    """``layer_fallen`` holds it back; it ends with the reading that is healthy again, beside readings that are not."""
+    one = Judge({"collapsed": None, "diffuse": None})
+    for given in collapsing([1, 1, 1, 1, 1, 0.005, 0.005, 0.005, 1.65, 1.65, 1.65]):
+        one.feed(given)
+    assert told(one.alarms) == [("layer_fallen", None, 50, 80)]
+
+
+def restless(samples: int, seed: int) -> Iterator[Sample]:
+    """Two sites whose numbers stay, jump, climb and fall by turns, so that alarms of all kinds begin and end."""
+    rng = np.random.default_rng(seed)
+    levels = {
+        "max_logit": (12.0, 30.0, 60.0, 90.0, 120.0, 400.0),
+        "logit_std": (0.5, 1.0, 4.0, 8.0, 30.0),
+        ENTROPY: (0.004, 0.03, 0.1, 0.3, 0.5, 0.9, 0.9995, 0.9999),
+        "judged_first_token_mass": (0.1, 0.5, 0.85, 0.95),
+        "nonfinite_rows": (0.0, 0.0, 2.0, 5.0),
+        "rank_difference": (0.0, 0.02, 0.2, 0.4),
+    }
+    names = (*HEALTHY, "rank_difference", "farthest_rank")
+    goal = {name: np.full((2, 3), levels[name][0]) for name in levels} | {ENTROPY: np.full((2, 3), 0.5)}
+    now = {name: values.copy() for name, values in goal.items()}
+    for place in range(samples):
+        for name, known in levels.items():
+            whole = rng.random(2) < 0.06  # all heads of a site go together
+            some = whole[:, None] | (rng.random((2, 3)) < (0 if name == "rank_difference" else 0.03))
+            some &= place > 40  # calm until entropies have settled
+            drawn = rng.choice(known, (2, 3))
+            drawn[whole] = drawn[whole][:, :1]
+            goal[name] = np.where(some, drawn, goal[name])
+            now[name] = np.where(some | (rng.random((2, 3)) < 0.1), goal[name], (now[name] + goal[name]) / 2)
+        noise = 1 + 1e-3 * rng.normal(size=(2, 3)) * (rng.random((2, 3)) < 0.5)
+        numbers = {name: np.round(one) if name.endswith("rows") else one * noise for name, one in now.items()}
+        numbers[ENTROPY] = np.minimum(numbers[ENTROPY], 1.0)
+        numbers["rank_difference"] = np.repeat(numbers["rank_difference"][:, :1], 3, 1)
+        numbers["judged_rows"] = np.where(rng.random((2, 3)) < 0.03, 4.0, 256.0)
+        flat = {name: numbers.get(name, np.full((2, 3), HEALTHY.get(name, 1.0))) for name in names}
+        values = np.array([one.reshape(6) for one in flat.values()])
+        values[:, rng.random(6) < 0.03] = np.nan
+        yield Sample(6 * place, 0.0, (label("a", 3), label("b", 3)), names, values.astype(np.float32))
+
+
+def toward(kind: AlarmKind, one: Judge, values: np.ndarray, heads: slice) -> np.ndarray:
+    """How far readings of heads are on the way to an alarm of this kind."""
+    window = one._memories[kind.quantity].window
+    if kind.law == "drift":
+        return np.abs(values - window.centre[heads])
+    shares = values / window.baseline[heads] if kind.law == "fall_from_baseline" else values
+    return -shares if kind.side == "below" else shares
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_alarm_begins_in_a_sample_in_which_its_statistic_moves_away_from_its_limit(seed: int):
+    one, begun = Judge(), Counter[str]()
+    before: dict[str, np.ndarray] = {}
+    for given in restless(250, seed):
+        for alarm in one.feed(given):
+            if alarm.ended is not None:
+                continue
+            kind = KINDS[alarm.kind]
+            place = given.places[alarm.site, "self", "train"]
+            heads = place if alarm.head is None else slice(place.start + alarm.head, place.start + alarm.head + 1)
+            now = given.of(kind.quantity)
+            assert now is not None
+            was = before.get(kind.quantity, np.full(6, np.nan))[heads]
+            pair = np.array([toward(kind, one, was, heads), toward(kind, one, now[heads].astype(float), heads)])
+            known = pair[:, ~np.isnan(pair).any(0)]
+            if known.size:
+                assert known[1].min() >= known[0].min(), alarm
+                begun[alarm.kind] += 1
+        for name, values in zip(given.quantities, given.values.astype(float), strict=True):
+            before[name] = np.where(np.isnan(values), before.get(name, values), values)
+    assert set(begun) == set(KINDS), "every kind begins somewhere"
 
 
 # --- whole layers ---
@@ -502,11 +581,11 @@ def merged(differences: Iterable[float], ranks: Iterable[int], heads: int = 2) -
 
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_rank_that_differs_in_three_readings_in_a_row_is_one_alarm_of_the_site_that_names_it(heads: int):
-    found = judge(merged([0.3, 0.02, 0.2, 0.3, 0.25, 0.4, 0.01], [1, 2, 5, 5, 5, 5, 0], heads))
+    found = judge(merged([0.3, 0.02, 0.3, 0.25, 0.2, 0.4, 0.01], [1, 2, 5, 5, 5, 5, 0], heads))
     (alarm,) = [one for one in found if one.kind == "rank_differs"]
-    assert (alarm.head, alarm.since, alarm.ended, alarm.severity) == (None, 40, 60, "warning")
+    assert (alarm.head, alarm.since, alarm.ended, alarm.severity) == (None, 50, 60, "warning")
     assert alarm.message == (
-        "layers.0: normalised entropy on rank 5 is 0.25 from the mean of all ranks, in three readings"
+        "layers.0: normalised entropy on rank 5 is 0.2 from the mean of all ranks, in three readings"
     )
 
 

@@ -225,7 +225,10 @@ class Judge:
         if measure is None:
             return old
         beyond, back = self._beyond(kind, measure)
-        on = ((old.on & ~back) | beyond) & ~held_back
+        fresh = beyond & ~old.on & ~held_back
+        if fresh.any():
+            fresh &= ~self._recovers(kind)
+        on = fresh | (old.on & ~back & ~held_back)
         if not (on.any() or old.on.any()):
             return old
         figures = self._figures(kind, measure, found, step)
@@ -263,6 +266,19 @@ class Judge:
         if kind.floor is not None:
             beyond &= self._beyond_floor(kind)
         return beyond, measure <= end if above else measure >= end
+
+    def _recovers(self, kind: AlarmKind) -> np.ndarray:
+        """Where the latest reading stands nearer to health than the one before it: of a site, that of all its heads
+        which stands nearest.
+        """
+        law, window = LAWS[kind.law], self._memories[kind.quantity].window
+        now, before = (law.place(window, reading) for reading in (window.recent[-1], window.recent[-2]))
+        if kind.whole:
+            unknown = np.isnan(now) | np.isnan(before)
+            now, before = (
+                self._of_sites(np.where(unknown, np.nan, places), np.fmax.reduceat, 1) for places in (now, before)
+            )
+        return now < before if kind.side == "above" else now > before
 
     def _beyond_floor(self, kind: AlarmKind) -> np.ndarray:
         now = self._memories[kind.quantity].window.marks[-1]

@@ -64,6 +64,8 @@ class Law:
     """How many readings it needs: with fewer it measures NaN, or is not asked."""
     looks_at: tuple[str, ...] = ()
     """What else of a ``Window`` it looks at."""
+    place: Callable[[Window, Array], Array] = lambda window, reading: reading
+    """[H] where one reading stands between health and the limit: nothing begins where the latest went back."""
 
 
 def median_of_three(one: Array, two: Array, three: Array) -> Array:
@@ -132,9 +134,18 @@ LAWS: dict[str, Law] = {
     "doubling_time": Law(lambda w: doubling_time(w.steps, w.marks), side="below", depth=3, looks_at=("marks",)),
     "rate": Law(lambda w: rate(w.steps, w.marks), side="above", depth=3, looks_at=("marks",)),
     "fall_from_baseline": Law(
-        lambda w: fall_from_baseline(w.recent[-1], w.baseline), side="below", looks_at=("baseline",)
+        lambda w: fall_from_baseline(w.recent[-1], w.baseline),
+        side="below",
+        looks_at=("baseline",),
+        place=lambda w, reading: fall_from_baseline(reading, w.baseline),
     ),
-    "drift": Law(lambda w: drift(w.marks[-1], w.centre, w.spread), side="above", depth=3, looks_at=("marks", "centre")),
+    "drift": Law(
+        lambda w: drift(w.marks[-1], w.centre, w.spread),
+        side="above",
+        depth=3,
+        looks_at=("marks", "centre"),
+        place=lambda w, reading: drift(reading, w.centre, w.spread),
+    ),
     "lasting_level": Law(lambda window: lasting_level(window.recent), side="above", depth=LASTING),
     "dead": Law(lambda w: dead(w.recent), side="above", depth=RECENT),
 }

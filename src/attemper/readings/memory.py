@@ -16,7 +16,7 @@ class Memory:
     def __init__(self, laws: tuple[Law, ...]) -> None:
         """``laws``: those that look at this quantity."""
         looks_at = {part for law in laws for part in law.looks_at}
-        self._recent = np.empty((max(law.depth for law in laws), 0))
+        self._recent = np.empty((max(2, *(law.depth for law in laws)), 0))  # with the one before
         self._marks, self._steps = (np.empty((MARKS + 1 if "marks" in looks_at else 0, 0)) for _ in range(2))
         self._first = np.empty((FIRST if "baseline" in looks_at else 0, 0))
         self._baseline, self._centre, self._spread, self._spacing = (np.empty(0) for _ in range(4))
