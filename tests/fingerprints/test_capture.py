@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,8 @@ from torch import nn
 
 import attemper
 from attemper.errors import InputError
-from attemper.fingerprints.record import OFFSETS, VECTOR_ROWS
+from attemper.fingerprints.record import GRAMS, OFFSETS, VECTOR_ROWS, projection
+from attemper.monitor.fingerprint_rows import grams_of
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import padded, tiny, tokens
 
@@ -90,6 +94,88 @@ def test_the_model_and_its_output_are_left_as_they_were():
         after = model(**batch).last_hidden_state
     assert torch.equal(before, after)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_what_a_block_adds_and_what_the_model_gives_are_those_of_its_hidden_states():
+    model, batch = tiny("llama", layers=2).model, tokens()
+    found = attemper.fingerprint(model, [batch])
+    with torch.no_grad():
+        kept = model(**batch, output_hidden_states=True)
+    assert found.output is not None
+    assert (found.output.name, found.output.width) == ("last_hidden_state", 96)
+    # The last of the hidden states has gone through the norm of the model: the first block is compared.
+    change = kept.hidden_states[1] - kept.hidden_states[0]
+    for name, sketch, states in (
+        ("change", found.sites[0].change, change),
+        ("residual", found.sites[0].residual, kept.hidden_states[0]),
+        ("output", found.output.sketch, kept.last_hidden_state),
+    ):
+        rows = torch.stack([states[sequence, place] for sequence, place in found.sites[0].rows]).numpy()
+        np.testing.assert_allclose(sketch[:, 0], np.linalg.norm(rows, axis=1), rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(sketch[:, 1:], rows @ projection(96), rtol=1e-4, atol=1e-4, err_msg=name)
+        grams = found.output.grams if name == "output" else found.sites[0].grams[:, GRAMS.index(name)]
+        for own, part in ((rows, grams[:, 0]), (rows - rows.mean(1, keepdims=True), grams[:, 1])):
+            anchors = states[0, list(VECTOR_ROWS)].numpy()
+            anchors = anchors if own is rows else anchors - anchors.mean(1, keepdims=True)
+            directions = anchors / np.linalg.norm(anchors, axis=1, keepdims=True)
+            np.testing.assert_allclose(part[:, 0], np.linalg.norm(own, axis=1), rtol=1e-5)
+            np.testing.assert_allclose(part[:, 1:], own @ directions.T, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_inner_products_of_a_rotated_stream_are_the_same():
+    vectors, anchors = torch.randn(5, 32).double(), torch.randn(8, 32).double()
+    turned = torch.linalg.qr(torch.randn(32, 32).double())[0]
+    np.testing.assert_allclose(
+        grams_of(vectors, anchors)[:, 0], grams_of(vectors @ turned, anchors @ turned)[:, 0], atol=1e-5
+    )
+    centred = [part - part.mean(1, keepdim=True) for part in (vectors, anchors)]
+    np.testing.assert_allclose(
+        grams_of(vectors, anchors)[:, 1], grams_of(*(part @ turned for part in centred))[:, 0], atol=1e-5
+    )
+
+
+def test_what_the_model_gives_follows_rows_whatever_the_batches_and_the_padding():
+    model = tiny("qwen3", layers=2).model
+    batch = padded(side="left")
+    lengths = batch["attention_mask"].sum(1).tolist()
+    alone = [{"input_ids": batch["input_ids"][number : number + 1, -length:]} for number, length in enumerate(lengths)]
+    one, apart = (attemper.fingerprint(model, batches).output for batches in ([batch], alone))
+    assert one is not None
+    assert apart is not None
+    np.testing.assert_array_equal(one.rows, apart.rows)
+    np.testing.assert_allclose(one.sketch, apart.sketch, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(one.grams, apart.grams, rtol=1e-3, atol=1e-3)
+
+
+class Given(nn.Module):
+    """Attention of plain torch behind which something else is given."""
+
+    def __init__(self, give: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.attend, self.give = Plain(), give
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.give(self.attend(x))
+
+
+@pytest.mark.parametrize(
+    ("give", "name", "width", "places"),
+    [
+        (lambda x: x.mean(1), "", 32, [-1, -1]),
+        (lambda x: (None, x[:, :5], x), "1", 160, [-1, -1]),
+        (lambda x: {"loss": x.mean(), "classes": x[:, 0]}, "classes", 32, [-1, -1]),
+        (lambda x: x.argmax(-1), None, 0, []),
+        (lambda x: x[:1, 0], None, 0, []),
+    ],
+)
+def test_what_a_model_gives_may_be_of_any_shape(give, name, width, places):
+    torch.manual_seed(0)
+    found = attemper.fingerprint(Given(give), [torch.randn(2, 40, 32)]).output
+    assert (found is None) == (name is None)
+    if found is not None:
+        assert (found.name, found.width, found.rows[:, 1].tolist()) == (name, width, places)
+        assert np.isnan(found.grams).all()
+        assert np.isfinite(found.sketch).all()
 
 
 class Plain(nn.Module):

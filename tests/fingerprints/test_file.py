@@ -15,10 +15,16 @@ from safetensors.numpy import save
 
 import attemper
 from attemper.errors import InputError
+from attemper.fingerprints.file import LATER
 from attemper.fingerprints.packing import pack, round_rows, unpack
 from attemper.fingerprints.record import COUNTS, STATISTICS, chosen_rows, chosen_sequences, keys_of_row, projection
 from tests.support.engine_models import tiny, tokens
 from tests.support.engine_patches import biased
+
+SITE_ARRAYS = (
+    *("rows", "pair_keys", "raw", "final", "residual", "input", "output", "recomputed", "tiled"),
+    *LATER,
+)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
@@ -31,7 +37,7 @@ def test_what_is_saved_comes_back_bit_for_bit(found: attemper.Fingerprint, tmp_p
     back = attemper.load_fingerprint(found.save(tmp_path / "a.safetensors"))
     assert (back.model, back.tokens, back.lengths) == (found.model, found.tokens, found.lengths)
     for one, other in zip(found.sites, back.sites, strict=True):
-        for name in ("raw", "final", "query", "key", "residual", "input", "output", "recomputed", "tiled", "rows"):
+        for name in (*SITE_ARRAYS, "query", "key"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
         assert set(other.counts) == set(COUNTS)
         assert set(other.statistics) == set(STATISTICS)
@@ -40,6 +46,11 @@ def test_what_is_saved_comes_back_bit_for_bit(found: attemper.Fingerprint, tmp_p
                 np.testing.assert_array_equal(part, again[name], err_msg=name)
                 assert part.dtype == again[name].dtype
         assert (one.name, one.scale, one.inv_freq, one.dtype) == (other.name, other.scale, other.inv_freq, other.dtype)
+    assert found.output is not None
+    assert back.output is not None
+    assert (back.output.name, back.output.width) == ("last_hidden_state", 96)
+    for name in ("rows", "sketch", "grams"):
+        np.testing.assert_array_equal(getattr(found.output, name), getattr(back.output, name), err_msg=name)
     assert attemper.explain(found, back).kind == "none"
     assert back.save(tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
 
@@ -71,13 +82,19 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def size_of_heads(path: Path) -> int:
+    """Bytes of all arrays but those of the residual stream and of the model's output, which the first versions lack."""
+    later = {*LATER, "sketch", "grams"}
+    return sum(part.nbytes for name, part in read(path)[1].items() if not {*name.split(".")[:2]} & later)
+
+
 def test_thinned_heads_come_back(tmp_path: Path):
     model = tiny("llama", layers=2).model
     path = attemper.fingerprint(model, [tokens()], heads=[3]).save(tmp_path / "thin.safetensors")
     back = attemper.load_fingerprint(path)
     assert [site.kept_heads for site in back.sites] == [(2, 3), (2, 3)]
     whole = attemper.fingerprint(model, [tokens()])
-    sizes = [sum(part.nbytes for part in read(one)[1].values()) for one in (path, whole.save(tmp_path / "all"))]
+    sizes = [size_of_heads(one) for one in (path, whole.save(tmp_path / "all"))]
     assert sizes[1] > 1.7 * sizes[0]
     assert attemper.explain(whole, back).kind == "none"
     header, arrays = read(path)
@@ -91,7 +108,7 @@ def of_version_1(found: attemper.Fingerprint, path: Path, bits: int) -> Path:
     """The file as the first version wrote it: vectors of 16 bits where the run had them, everything else as it is."""
     arrays: dict[str, np.ndarray] = {}
     for number, site in enumerate(found.sites):
-        for name in ("rows", "pair_keys", "raw", "final", "residual", "input", "output", "recomputed", "tiled"):
+        for name in SITE_ARRAYS[: -len(LATER)]:
             arrays[f"{number}.{name}"] = getattr(site, name)
         for name in ("query", "key"):
             part = getattr(site, name)
@@ -100,6 +117,7 @@ def of_version_1(found: attemper.Fingerprint, path: Path, bits: int) -> Path:
         arrays[f"{number}.statistics"] = np.stack(list(site.statistics.values()))
     header, _ = read(found.save(path))
     header |= {"version": 1, "counts": COUNTS, "statistics": STATISTICS}
+    del header["output"]
     for site in header["sites"]:
         del site["kept_heads"]
     path.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
@@ -110,13 +128,31 @@ def of_version_1(found: attemper.Fingerprint, path: Path, bits: int) -> Path:
 def test_files_of_the_first_version_are_read(dtype: str, bits: int, tmp_path: Path):
     found = attemper.fingerprint(tiny("llama", layers=2, dtype=getattr(torch, dtype)).model, [tokens()])
     path = of_version_1(found, tmp_path / "old.safetensors", bits)
-    assert path.stat().st_size > 1.4 * found.save(tmp_path / "new.safetensors").stat().st_size
-    assert attemper.explain(found, attemper.load_fingerprint(path)).kind == "none"
+    assert size_of_heads(path) > 1.4 * size_of_heads(found.save(tmp_path / "new.safetensors"))
+    old = attemper.load_fingerprint(path)
+    assert attemper.explain(found, old).kind == "none"
+    assert old.output is None
+    assert all(np.isnan(getattr(site, name)).all() for site in old.sites for name in LATER)
     header, arrays = read(path)
     arrays["1.final"] = arrays["1.final"][:1]
     path.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
     with pytest.raises(InputError, match=re.escape("final of site 1 is [1, 32, 16], expected [4, 32, 16]")):
         attemper.load_fingerprint(path)
+
+
+def test_files_of_the_second_version_are_read(found: attemper.Fingerprint, tmp_path: Path):
+    header, arrays = read(found.save(tmp_path / "a.safetensors"))
+    del header["output"]
+    kept = {name: part for name, part in arrays.items() if not {*name.split(".")} & {*LATER, "output"} - {"0", "1"}}
+    kept |= {name: part for name, part in arrays.items() if re.match(r"\d+\.output", name)}
+    (tmp_path / "b").write_bytes(save(kept, metadata={"attemper": json.dumps(header | {"version": 2})}))
+    old = attemper.load_fingerprint(tmp_path / "b")
+    assert old.output is None
+    assert all(np.isnan(getattr(site, name)).all() for site in old.sites for name in LATER)
+    assert attemper.explain(found, old).kind == "none"
+    (tmp_path / "b").write_bytes(save(kept, metadata={"attemper": json.dumps(header | {"output": None})}))
+    with pytest.raises(InputError, match=r"its header does not fit its numbers \('0\.attended'\)"):
+        attemper.load_fingerprint(tmp_path / "b")
 
 
 def test_vectors_of_low_precision_take_two_bytes(found: attemper.Fingerprint, tmp_path: Path):
@@ -187,8 +223,8 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path):
         path.write_bytes(save(arrays, metadata={"attemper": json.dumps(header | changes)}))
         return path
 
-    with pytest.raises(InputError, match=r"version 3 of the format; this attemper reads version 2"):
-        attemper.load_fingerprint(written("newer", version=3))
+    with pytest.raises(InputError, match=r"version 4 of the format; this attemper reads version 3"):
+        attemper.load_fingerprint(written("newer", version=4))
     with pytest.raises(InputError, match="no fingerprint: `attemper fingerprint` writes one"):
         attemper.load_fingerprint(written("other", format="attemper-reading"))
     many = [site | {"heads": 10**12, "kv_heads": 10**12} for site in header["sites"]]

@@ -13,6 +13,7 @@ from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import Fingerprint, SiteFingerprint
 from attemper.text import clean, clean_name
 
+_BY_ROW = ("residual", "input", "attended", "change", "grams")
 _SHAPE = {"kind": "its kind", "heads": "its heads", "head_dim": "the size of its heads"}
 
 
@@ -122,7 +123,7 @@ def _rows(site: SiteFingerprint, chosen: np.ndarray) -> SiteFingerprint:
         return site
     return replace(
         site,
-        **{name: getattr(site, name)[chosen] for name in ("rows", "pair_keys", "residual", "input")},
+        **{name: getattr(site, name)[chosen] for name in ("rows", "pair_keys", *_BY_ROW)},
         **{name: getattr(site, name)[:, chosen] for name in ("raw", "final", "output", "recomputed", "tiled")},
         counts={name: part[:, chosen] for name, part in site.counts.items()},
         statistics={name: part[:, chosen] for name, part in site.statistics.items()},

@@ -15,11 +15,14 @@ from attemper.errors import InputError
 from attemper.files import check_header, write_whole
 from attemper.fingerprints.packing import pack, unpack, wide
 from attemper.fingerprints.record import (
+    ANCHORS,
     COUNTS,
+    GRAMS,
     PAIRS,
     PROJECTIONS,
     STATISTICS,
     Fingerprint,
+    ModelOutput,
     SiteFingerprint,
     final_scores,
     key_numbers,
@@ -29,21 +32,28 @@ from attemper.text import clean_name
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT, VERSION = "attemper-fingerprint", 2
-PLAIN = 1
-"""The version before: arrays as they are, counts and statistics stacked. It is read, and no longer written."""
+FORMAT, VERSION = "attemper-fingerprint", 3
+PLAIN, SITES_ALONE = 1, 2
+"""Versions before, which are read, and no longer written: of the first, arrays as they are, counts and statistics
+stacked; neither has ``LATER`` or what the model gives.
+"""
 AGAIN = "Make it again with the command that wrote it"
 
 _FACTS = tuple(one.name for one in fields(SiteFingerprint) if "ndarray" not in str(one.type))
 """Fields of a site that stand in the header."""
 _WHOLE = ("rows", "pair_keys")
-_NUMBERS = ("raw", "final", "residual", "input", "output", "recomputed", "tiled")
+LATER = ("attended", "change", "grams")
+"""Fields that files have from version 3 on."""
+_NUMBERS = ("raw", "final", "residual", "input", "output", "recomputed", "tiled", *LATER)
 _VECTORS = ("query", "key")
 """Fields in the run's own type."""
 _HIDDEN = "hidden"
 """Stands in place of ``final`` where that follows from ``raw``: 1 where a pair's key is hidden."""
 _FOLLOWING = ("final", "lse")
 """Fields that are left out where they follow from others."""
+_OUTPUT_FACTS = ("name", "width")
+_OUTPUT_SHAPES = {"rows": (2,), "sketch": (1 + PROJECTIONS,), "grams": (2, 1 + ANCHORS)}
+"""Arrays of what the model gives -> their shape behind the rows."""
 
 
 def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
@@ -68,7 +78,12 @@ def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
         "skipped": dict(found.skipped),
         "about": dict(found.about),
         "sites": sites,
+        "output": None,
     }
+    if found.output is not None:
+        header["output"] = {name: getattr(found.output, name) for name in _OUTPUT_FACTS}
+        for name in _OUTPUT_SHAPES:
+            arrays |= pack(f"output.{name}", getattr(found.output, name), once=name != "rows")
     text = json.dumps(header, allow_nan=False, ensure_ascii=False)
     return write_whole(path, to_bytes(arrays, metadata={"attemper": text}), "reading")
 
@@ -116,12 +131,12 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
     path = Path(path)
     header, arrays = _read(path)
     name = clean_name(path.name)
-    plain = isinstance(header, dict) and header.get("version") == PLAIN
-    version = PLAIN if plain else VERSION
+    told = header.get("version") if isinstance(header, dict) else None
+    plain, version = told == PLAIN, told if told in (PLAIN, SITES_ALONE) else VERSION
     header = check_header(name, header, FORMAT, version, what="fingerprint", writer="`attemper fingerprint`")
     try:
         sites = tuple(
-            _plain_site(one, number, header, arrays) if plain else _site(one, number, arrays)
+            _plain_site(one, number, header, arrays) if plain else _site(one, number, arrays, version)
             for number, one in enumerate(header["sites"])
         )
         tokens = header["tokens"]
@@ -132,6 +147,7 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
             sites,
             {str(key): str(reason) for key, reason in header["skipped"].items()},
             dict(header["about"]),
+            None if version < VERSION or header["output"] is None else _output(header["output"], arrays),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(f"{name} is damaged: its header does not fit its numbers ({error}). {AGAIN}.") from error
@@ -153,6 +169,13 @@ def _read(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
         raise InputError(f"{name} is cut off or no fingerprint ({error}). {AGAIN}.") from error
 
 
+def _output(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ModelOutput:
+    rows = len(arrays["output.rows"])
+    shaped = {name: (rows, *shape) for name, shape in _OUTPUT_SHAPES.items()}
+    found = {name: unpack(f"output.{name}", arrays, shape, whole=name == "rows") for name, shape in shaped.items()}
+    return ModelOutput(str(facts["name"]), int(facts["width"]), **found)
+
+
 def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: facts[name] for name in _FACTS if name != "kept_heads"}
     kept = facts.get("kept_heads")  # files of before 0.2.0 keep all heads
@@ -161,7 +184,14 @@ def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray]) -> SiteFingerprint:
+def _later(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """What files of before version 3 do not tell."""
+    import numpy as np
+
+    return {name: np.full(shapes[name], np.nan, np.float32) for name in LATER}
+
+
+def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray], version: int) -> SiteFingerprint:
     import numpy as np
 
     given, before = _facts(facts), f"{number}."
@@ -171,8 +201,9 @@ def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray
         raise ValueError(f"{before}query holds {held} heads, expected {heads}")
     shapes = _shapes(given, rows, places)
     whole = {name: unpack(before + name, arrays, shapes[name], whole=True) for name in (*_WHOLE, *COUNTS)}
-    kept = [name for name in (*_NUMBERS, *STATISTICS, *_VECTORS) if name not in _FOLLOWING or before + name in arrays]
-    numbers = {name: unpack(before + name, arrays, shapes[name]) for name in kept}
+    absent = (*_FOLLOWING, *(LATER if version < VERSION else ()))
+    kept = [name for name in (*_NUMBERS, *STATISTICS, *_VECTORS) if name not in absent or before + name in arrays]
+    numbers = _later(shapes) | {name: unpack(before + name, arrays, shapes[name]) for name in kept}
     numbers.setdefault("lse", np.copy(numbers["lse_keys"]))
     if "final" not in numbers:
         hidden = unpack(before + _HIDDEN, arrays, shapes["final"], whole=True) > 0
@@ -190,11 +221,12 @@ def _plain_site(
 ) -> SiteFingerprint:
     """Of a file of version 1."""
     given = _facts(facts)
-    given |= {name: arrays[f"{number}.{name}"] for name in (*_WHOLE, *_NUMBERS)}
+    given |= {name: arrays[f"{number}.{name}"] for name in (*_WHOLE, *_NUMBERS) if name not in LATER}
     given |= {name: wide(arrays[f"{number}.{name}"]) for name in _VECTORS}
     for name, known in (("counts", COUNTS), ("statistics", STATISTICS)):
         stacked = dict(zip(header[name], arrays[f"{number}.{name}"], strict=True))
         given[name] = {key: stacked[key] for key in known}
+    given |= _later(_shapes(given, len(given["rows"]), given["query"].shape[1]))
     site = SiteFingerprint(**given)
     _check_heads(site)
     shapes = {name: getattr(site, name).shape for name in (*_WHOLE, *_NUMBERS, *_VECTORS)}
@@ -220,7 +252,8 @@ def _shapes(given: Mapping[str, Any], rows: int, places: int) -> dict[str, tuple
         "pair_keys": (rows, PAIRS),
         **dict.fromkeys((*COUNTS, *STATISTICS), (heads, rows)),
         **dict.fromkeys(("raw", "final"), (heads, rows, PAIRS)),
-        **dict.fromkeys(("residual", "input"), (rows, sketch)),
+        **dict.fromkeys(("residual", "input", "attended", "change"), (rows, sketch)),
+        "grams": (rows, len(GRAMS), 2, 1 + ANCHORS),
         **dict.fromkeys(("output", "recomputed", "tiled"), (heads, rows, sketch)),
         "query": (heads, places, size),
         "key": (read, places, size),

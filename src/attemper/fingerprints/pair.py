@@ -121,6 +121,12 @@ class SitePair:
             and np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True)
             for name in names
         )
+        # Files of before version 3 do not have these.
+        same &= all(
+            np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True)
+            for name in ("attended", "change", "grams")
+            if not (np.isnan(getattr(a, name)).all() or np.isnan(getattr(b, name)).all())
+        )
         return same and all(np.array_equal(a.counts[name], b.counts[name]) for name in a.counts)
 
 

@@ -21,6 +21,10 @@ VECTOR_ROWS = (0, 1, 2, 4, 8, 16, 32, 64)
 """Places of the first sequence whose queries and keys are kept as they are."""
 PROJECTIONS = 8
 """Numbers of a sketch beside its norm."""
+ANCHORS = len(VECTOR_ROWS)
+"""Vectors of the first sequence, at ``VECTOR_ROWS``, with which inner products are kept."""
+GRAMS = ("residual", "attended", "change")
+"""What inner products are kept of."""
 ROWS = 32
 """Rows that are kept, by default."""
 
@@ -63,6 +67,11 @@ class SiteFingerprint:
             follows from the queries, keys and values that were seen.
         tiled: the same as ``recomputed`` if query head h read key head h mod G; only where heads share keys and the
             output is not ``recomputed``.
+        attended, change: [R, 1 + PROJECTIONS] float32: what the module that attends gives, and what its block adds to
+            what enters it.
+        grams: [R, GRAMS, 2, 1 + ANCHORS] float32: of these and of what enters the block, the norm, and inner products
+            with the directions of ``ANCHORS`` vectors of the first sequence; as they are, and less the mean of
+            features. A rotation leaves them as they are.
         kept_heads: numbers of the heads that were kept, all that read the same keys together; None for all.
 
     What was not seen is NaN. In runs of 16 bits, ``raw`` and sketches are rounded to 15 bits of their row's largest.
@@ -93,6 +102,9 @@ class SiteFingerprint:
     output: np.ndarray
     recomputed: np.ndarray
     tiled: np.ndarray
+    attended: np.ndarray
+    change: np.ndarray
+    grams: np.ndarray
     kept_heads: tuple[int, ...] | None = None
 
     @property
@@ -107,6 +119,24 @@ class SiteFingerprint:
 
 
 @dataclass(frozen=True, eq=False)
+class ModelOutput:
+    """What the model gives for the rows: logits, the last hidden state, or whatever comes first in it.
+
+    Attributes:
+        name: its key or place in what the model returns; "" where that is one tensor.
+        width: numbers of a row.
+        rows: [R, 2] int32: sequence and place; a place of -1 is a whole sequence.
+        sketch, grams: [R, 1 + PROJECTIONS] and [R, 2, 1 + ANCHORS] float32, as those of a site.
+    """
+
+    name: str
+    width: int
+    rows: np.ndarray
+    sketch: np.ndarray
+    grams: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Fingerprint:
     """What :func:`attemper.fingerprint` keeps of a model over some tokens. It holds no text and no token ids.
 
@@ -117,6 +147,7 @@ class Fingerprint:
         sites: in the order in which they ran.
         skipped: name of a site that was seen and could not be read -> the reason.
         about: date, type of the weights, versions.
+        output: what the model gives; None where that was not seen, as in files of before version 3.
     """
 
     model: str
@@ -125,6 +156,7 @@ class Fingerprint:
     sites: tuple[SiteFingerprint, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    output: ModelOutput | None = None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes it as one safetensors file, whole or not at all; :func:`attemper.load_fingerprint` reads it.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 
 from attemper.call.attention import measurement
 from attemper.errors import BackendError, InputError
-from attemper.fingerprints.record import ROWS, Fingerprint, SiteFingerprint, chosen_sequences
+from attemper.fingerprints.record import ROWS, Fingerprint, ModelOutput, SiteFingerprint, chosen_sequences
 from attemper.monitor.collector import Collector
+from attemper.monitor.fingerprint_output import OutputRows
 from attemper.monitor.fingerprint_rows import SeenAttention
 from attemper.monitor.fingerprint_site import CallRows, SiteRows
 from attemper.monitor.forward import observation, run
@@ -89,7 +91,7 @@ def fingerprint(
     lengths = () if own is None else tuple(own.lengths)
     hashed = _hash(listed)
     about = {key: part for key, part in provenance(model, date_of(time.time())).items() if part is not None}
-    return Fingerprint(name or title(model), hashed, lengths, sites, skipped, about)
+    return Fingerprint(name or title(model), hashed, lengths, sites, skipped, about, collector.output())
 
 
 def check_heads(where: str, heads: Iterable[int] | None) -> tuple[int, ...] | None:
@@ -124,10 +126,14 @@ class FingerprintCollector(Collector):
         self.found: dict[tuple[str, str], SiteRows] = {}
         self._kept: dict[int, tuple[Places, CallRows, str]] = {}
         """By the identity of a call's ``places``; what is kept is no longer than its rows."""
+        self._chosen: dict[int, CallRows] = {}
+        """By number of tokens."""
+        self._outputs = OutputRows()
 
     def begin(self) -> None:
         super().begin()
         self._kept.clear()
+        self._chosen.clear()
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._note_call(module, call)
@@ -152,10 +158,15 @@ class FingerprintCollector(Collector):
         if real_keys is None and kind == "self" and shape[2] == keys:
             real_keys = real
         real, real_keys = map(_unless_all, (real, real_keys))
-        attention = SeenAttention(
-            request.problem, kind, real, real_keys, own.value, own.output, *self.hidden.around(place, self._names)
-        )
+        inner, block = self.hidden.around(place, self._names)
+        states = [None if frame is None else frame.given for frame in (inner, block)]
+        attention = SeenAttention(request.problem, kind, real, real_keys, own.value, own.output, *states)
         rows = CallRows.of(attention, self.first_sequence, self._counts)
+        for name, frame in (("attended", inner), ("change", block)):
+            if frame is not None:
+                frame.waiting.append(partial(rows.end, name))
+        if kind == "self":
+            self._chosen[shape[2]] = rows
         self._kept[id(seen.places)] = seen.places, rows, torch.get_float32_matmul_precision()
 
     def commit(self) -> None:
@@ -168,6 +179,8 @@ class FingerprintCollector(Collector):
                 _, rows, precision = self._kept[id(seen.places)]
                 self._add_rows(seen.name, rows, precision)
         self._kept.clear()
+        self._outputs.add(self.hidden.output, self._chosen)
+        self.hidden.output = None
 
     def _add_rows(self, name: str, rows: CallRows, precision: str) -> None:
         key = name, rows.kind
@@ -183,22 +196,39 @@ class FingerprintCollector(Collector):
         """What was kept, a site each, in the order in which they ran."""
         return tuple(site.fingerprint() for site in self.found.values() if site.rows)
 
+    def output(self) -> ModelOutput | None:
+        """What the model gave; None where it gave no numbers, or batches gave some of different shapes."""
+        return self._outputs.joined()
+
+
+@dataclass(eq=False)
+class Frame:
+    """A module whose forward is running."""
+
+    module: nn.Module
+    given: Tensor | None
+    waiting: list[Callable[[Tensor | None], None]] = field(default_factory=list)
+    """Called with what it gives."""
+
 
 class HiddenStates:
-    """What the modules whose forward is running were given, outermost first."""
+    """What the modules whose forward is running were given, outermost first, and what the model gave."""
 
     def __init__(self) -> None:
-        self.running: list[tuple[nn.Module, Tensor | None]] = []
+        self.running: list[Frame] = []
+        self.output: Any = None
 
-    def around(self, place: nn.Module, names: Mapping[nn.Module, str]) -> tuple[Tensor | None, Tensor | None]:
-        """The input of a module that attends, and that of its block; the first is both where there is no block."""
-        at = next((n for n in reversed(range(len(self.running))) if self.running[n][0] is place), None)
+    def around(self, place: nn.Module, names: Mapping[nn.Module, str]) -> tuple[Frame | None, Frame | None]:
+        """The module that attends, or the innermost around it that was given states, and its block; the first is both
+        where there is no block.
+        """
+        at = next((n for n in reversed(range(len(self.running))) if self.running[n].module is place), None)
         if at is None:
             return None, None
-        inner = next((states for _, states in reversed(self.running[: at + 1]) if states is not None), None)
-        around = reversed(self.running[: at + 1])
-        block = next((states for module, states in around if _BLOCK.search(names.get(module, ""))), None)
-        return inner, inner if block is None else block
+        around = list(reversed(self.running[: at + 1]))
+        inner = next((frame for frame in around if frame.given is not None), None)
+        block = next((frame for frame in around if _BLOCK.search(names.get(frame.module, ""))), None)
+        return inner, inner if block is None or block.given is None else block
 
 
 @contextmanager
@@ -208,13 +238,16 @@ def following(model: nn.Module) -> Iterator[HiddenStates]:
     attending = {site.module for site in all_sites(names_of(model))}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = (kwargs.get("hidden_states"), *args, *kwargs.values())
-        states = next((part for part in given if isinstance(part, Tensor) and _is_hidden(part)), None)
-        hidden.running.append((module, None if states is None else states.detach()))
+        hidden.running.append(Frame(module, _hidden_of((kwargs.get("hidden_states"), *args, *kwargs.values()))))
 
-    def leave(*_: Any) -> None:
-        if hidden.running:
-            hidden.running.pop()
+    def leave(module: nn.Module, _: Any, output: Any) -> None:
+        frame = hidden.running.pop() if hidden.running else None
+        if frame is not None and frame.waiting:
+            states = _hidden_of(output if isinstance(output, tuple | list) else (output,))
+            for end in frame.waiting:
+                end(states)
+        if module is model:
+            hidden.output = output
 
     with ExitStack() as hooks:
         for module in model.modules():
@@ -230,8 +263,10 @@ def _unless_all(real: Tensor | None) -> Tensor | None:
     return None if real is None or bool(real.all()) else real
 
 
-def _is_hidden(part: Tensor) -> bool:
-    return part.dim() == 3 and part.is_floating_point() and not part.is_nested
+def _hidden_of(parts: Iterable[Any]) -> Tensor | None:
+    """The first of them that can be states [B, tokens, E]."""
+    tensors = (part for part in parts if isinstance(part, Tensor) and part.dim() == 3)
+    return next((part.detach() for part in tensors if part.is_floating_point() and not part.is_nested), None)
 
 
 def _inv_freq(model: nn.Module, name: str, size: int) -> tuple[float, ...] | None:

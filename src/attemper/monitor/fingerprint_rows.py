@@ -21,6 +21,7 @@ from attemper.fingerprints.record import (
     PAIRS,
     PROJECTIONS,
     STATISTICS,
+    VECTOR_ROWS,
     chosen_rows,
     final_scores,
     keys_of_row,
@@ -76,6 +77,65 @@ class Rows:
             **{name: getattr(self, name)[:, chosen] for name in ("counts", "statistics")},
             **{name: getattr(self, name)[chosen] for name in ("raw", "final", "output", "recomputed", "tiled")},
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Where the rows of a call stand in tensors [B, tokens, E], group after group, and its first sequence's anchors."""
+
+    shape: tuple[int, int]
+    groups: list[tuple[list[int], Tensor]]
+    """Sequences, and places of their rows."""
+    anchors: Tensor
+
+    @classmethod
+    def of(cls, seen: SeenAttention, groups: Sequence[Sequence[Plan]]) -> Chosen:
+        batch, _, queries, _ = seen.problem.query.shape
+        own = places_of(seen.real_queries, 0, queries)
+        anchors = [own[min(place, len(own) - 1)] for place in VECTOR_ROWS] if len(own) else []
+        rows = [([plan.sequence for plan in plans], torch.tensor(plans[0].index)) for plans in groups]
+        return cls((batch, queries), rows, torch.tensor(anchors, dtype=torch.int64))
+
+    def take(self, states: Tensor | None) -> Taken | None:
+        """Rows [R, E] and anchors [ANCHORS, E] of states [B, tokens, E], or [1, tokens, E] for all; None where these
+        are of another shape.
+        """
+        batch, tokens = self.shape
+        if states is None or states.dim() != 3 or states.shape[0] not in (1, batch) or states.shape[1] != tokens:
+            return None
+        if not self.groups or not len(self.anchors):
+            return None
+        parts = [
+            _choose(states[:, None], sequences, index.to(torch.int64))[:, 0]
+            .expand(len(sequences), -1, -1)
+            .flatten(0, 1)
+            for sequences, index in self.groups
+        ]
+        return torch.cat(parts).double(), states[0].index_select(0, self.anchors.to(states.device)).cpu().double()
+
+
+Taken = tuple[Tensor, Tensor]
+"""Vectors of rows, and anchors."""
+
+
+def sketch_of(vectors: Tensor) -> np.ndarray:
+    """[R, 1 + PROJECTIONS] of vectors [R, E]."""
+    return _sketch(vectors, vectors.shape[:1])
+
+
+def grams_of(vectors: Tensor, anchors: Tensor) -> np.ndarray:
+    """[R, 2, 1 + ANCHORS] of vectors [R, E]: norm and inner products with the directions of anchors [ANCHORS, E]; as
+    they are, and less the mean of features.
+    """
+    found = []
+    for own, fixed in ((vectors, anchors), (_centred(vectors), _centred(anchors))):
+        directions = fixed / fixed.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        found.append(torch.cat((own.norm(dim=-1, keepdim=True), own @ directions.T), -1))
+    return _numbers(torch.stack(found, 1))
+
+
+def _centred(vectors: Tensor) -> Tensor:
+    return vectors - vectors.mean(-1, keepdim=True)
 
 
 @dataclass(frozen=True)

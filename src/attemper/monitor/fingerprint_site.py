@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from attemper.errors import InputError
+from attemper.fingerprints.packing import round_rows
 from attemper.fingerprints.record import (
+    ANCHORS,
     COUNTS,
+    GRAMS,
+    PROJECTIONS,
     STATISTICS,
     SiteFingerprint,
     chosen_heads,
     join_rows,
     key_numbers,
 )
-from attemper.monitor.fingerprint_rows import Plan, Rows, SeenAttention, groups_of, rows_of, vectors_of
+from attemper.monitor.fingerprint_rows import (
+    Chosen,
+    Plan,
+    Rows,
+    SeenAttention,
+    Taken,
+    grams_of,
+    groups_of,
+    rows_of,
+    sketch_of,
+    vectors_of,
+)
 from attemper.text import clean_name
+
+WIDE = ("float32", "float64")
+"""Types of runs whose numbers are kept in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +56,9 @@ class CallRows:
     query: np.ndarray
     key: np.ndarray
     rows: list[Rows]
+    chosen: Chosen
+    states: dict[str, Taken | None]
+    """Vectors of ``GRAMS``, until the pass went through."""
 
     @classmethod
     def of(cls, seen: SeenAttention, first_sequence: int, counts: Mapping[int, int]) -> CallRows:
@@ -58,9 +81,19 @@ class CallRows:
         lengths = [queries] * batch if real is None else real.sum(1).tolist()
         chosen = [(number, counts.get(first_sequence + number, 0)) for number in range(batch)]
         plans = [Plan.of(seen, number, first_sequence + number, count) for number, count in chosen if count]
-        rows = [rows_of(seen, group) for group in groups_of(plans, problem.key.shape[1:].numel())]
-        shape = heads, problem.key.shape[1], size
-        return cls(seen.kind, shape, facts, problem.key.shape[2], lengths, *vectors_of(seen), rows)
+        groups = list(groups_of(plans, problem.key.shape[1:].numel()))
+        rows, shape = [rows_of(seen, group) for group in groups], (heads, problem.key.shape[1], size)
+        where = Chosen.of(seen, groups)
+        states = {"residual": where.take(seen.residual)}
+        return cls(seen.kind, shape, facts, problem.key.shape[2], lengths, *vectors_of(seen), rows, where, states)
+
+    def end(self, name: str, given: Tensor | None) -> None:
+        """Takes what the module that attends, or its block, gives."""
+        taken, entered = self.chosen.take(given), self.states["residual"]
+        if name == "change" and taken is not None:
+            alike = entered is not None and entered[0].shape == taken[0].shape
+            taken = (taken[0] - entered[0], taken[1] - entered[1]) if entered is not None and alike else None
+        self.states[name] = taken
 
 
 @dataclass
@@ -76,6 +109,9 @@ class SiteRows:
     rows: list[Rows] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     keys: int = 0
+    anchors: dict[str, Any] = field(default_factory=dict)
+    """Those of the first sequence, by name of ``GRAMS``."""
+    sketches: dict[str, list[np.ndarray]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def of(cls, name: str, order: int, call: CallRows, asked: Sequence[int] | None = None, **facts: Any) -> SiteRows:
@@ -109,7 +145,19 @@ class SiteRows:
         self.lengths += call.lengths
         kept = self.facts["kept_heads"]
         self.rows += call.rows if kept is None else [rows.of_heads(kept) for rows in call.rows]
+        count = sum(len(rows.rows) for rows in call.rows)
+        for name in GRAMS:
+            sketch, grams = self._add_states(name, call.states.get(name), count)
+            self.sketches[name].append(sketch)
+            self.sketches[name + " grams"].append(grams)
         return True
+
+    def _add_states(self, name: str, taken: Taken | None, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        if taken is None or not rows:
+            shapes = (rows, 1 + PROJECTIONS), (rows, 2, 1 + ANCHORS)
+            return np.full(shapes[0], np.nan, np.float32), np.full(shapes[1], np.nan, np.float32)
+        found = sketch_of(taken[0]), grams_of(taken[0], self.anchors.setdefault(name, taken[1]))
+        return found if self.facts["dtype"] in WIDE else (round_rows(found[0]), round_rows(found[1]))
 
     def fingerprint(self) -> SiteFingerprint:
         """All rows as one record."""
@@ -124,6 +172,8 @@ class SiteRows:
             **self.facts,
             keys=self.keys,
             **{name: all_of(name, 0) for name in ("rows", "pair_keys", "residual", "input")},
+            **{name: join_rows(self.sketches[name], 0) for name in ("attended", "change")},
+            grams=np.stack([join_rows(self.sketches[name + " grams"], 0) for name in GRAMS], 1),
             **{name: all_of(name, 1) for name in ("raw", "final", "output", "recomputed", "tiled")},
             counts=dict(zip(COUNTS, all_of("counts", 2), strict=True)),
             statistics=dict(zip(STATISTICS, all_of("statistics", 2), strict=True)),
