@@ -144,8 +144,8 @@ def test_passes_of_the_first_step_are_of_that_step(tmp_path: Path) -> None:
                 model(torch.randn(1, 40, 32))
             watch.step(step)
         rows = watch.history("rows", site="layers.0", head=0)
-    assert rows.steps.tolist() == [0, 1, 700, 701, 702]
-    assert rows.values.tolist() == [40, 40, 40, 120, 120]
+    assert rows.steps.tolist() == [700, 701, 702]
+    assert rows.values.tolist() == [120, 120, 120]
 
 
 def test_a_lower_number_replaces_the_history_from_there_on(tmp_path: Path) -> None:
@@ -358,7 +358,8 @@ def test_what_a_dropped_watch_still_holds_is_counted(tmp_path: Path, caplog: pyt
     del watch, model
     gc.collect()
     found = attemper.open_run(tmp_path / "run")
-    assert (found.live, found.steps.tolist(), sum(lost.samples for lost in found.lost)) == (False, [0, 1], 1)
+    # Until the first step() passes are held back: whether they are steps of their own was not known yet.
+    assert (found.live, found.steps.tolist(), sum(lost.samples for lost in found.lost)) == (False, [], 3)
     assert "the watch was dropped without watch.close()" in caplog.text
 
 

@@ -95,15 +95,17 @@ def compiled(model: nn.Module, backend: Any = "eager") -> Any:
 def test_a_compiled_model_is_one_graph_that_only_the_flag_rules(kind: type[nn.Module], device: Device) -> None:
     model, x = kind(), torch.randn(2, 12, 32, requires_grad=True)
     counter = CompileCounterWithBackend("aot_eager")
-    run = compiled(model, counter)
+    run, rows = compiled(model, counter), []
     with attemper.watch(run, every=3) as watch:
         for _ in range(4):
             for _ in range(2):  # two passes a step: gradients accumulate
                 run(x).sum().backward()
             watch.step()
-        # Sampled are the first pass (until the first step(), passes are steps) and both of step 3.
-        assert device.launched == 3
+            rows.append(watch.table().sites[0].heads[0].rows)
+        # Sampled are both passes of the first step, which are held back until its end, and both of step 3.
+        assert device.launched == 4
         assert watch.sampled == 2
+    assert rows == [48] * 4
     scan = watch.table()
     assert counter.frame_count == 1
     assert [site.name for site in scan.sites] == ["first"]
@@ -126,6 +128,31 @@ def test_the_graph_has_the_operator_without_the_tag() -> None:
     assert "attemper.tap" not in targets
     assert torch.Tag.cudagraph_unsafe not in torch.ops.attemper.tap_into.default.tags
     assert torch.Tag.cudagraph_unsafe in torch.ops.attemper.tap.default.tags
+
+
+def test_passes_of_a_compiled_model_that_is_never_stepped_are_those_that_every_names(device: Device) -> None:
+    model, sizes = Tapped(), (12, 11, 10, 9)
+    run = compiled(model)
+    run(torch.randn(2, 12, 32))
+    with attemper.watch(run, every=2) as watch:
+        for size in sizes:
+            run(torch.randn(2, size, 32))
+        assert watch.table().tokens == 20
+    assert watch.history("rows", site="first", head=0).values.tolist() == [24, 20]
+    assert watch.sampled == 2
+
+
+def test_padding_in_any_pass_of_the_first_step_is_told() -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    padded = torch.ones(2, 12, dtype=torch.long)
+    padded[1, 7:] = 0
+    run = compiled(model)
+    with attemper.watch(run) as watch:
+        run(x, attention_mask=padded)
+        run(x, attention_mask=torch.ones_like(padded))
+        watch.step()
+        with pytest.raises(InputError, match="first: a batch was padded, which a tap in compiled code"):
+            watch.table()
 
 
 @pytest.mark.slow("takes many seconds")

@@ -408,6 +408,36 @@ class Collector:
         self.sites, self.last, self._tokens = {}, {}, 0
         self._backends, self._read = {}, self.period
 
+    def state(self) -> tuple[Any, ...]:
+        """The latest sample, for ``restore``: what is measured later does not change it."""
+        return self.sites, self.last, self._tokens, self._backends, self._read, self.tapped.snapshot()
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        """Makes an earlier sample the latest."""
+        self.sites, self.last, self._tokens, self._backends, self._read, taps = state
+        self.tapped.restore(taps)
+
+    def join_passes(self, passes: list[tuple[Snapshot, int]], last: dict[str, AttentionStats | CallSums]) -> None:
+        """Makes one sample of passes, that of the last of them: its period, and its rows, which are ``last``.
+
+        Args:
+            passes: each with its period.
+        """
+        self.forget()
+        self.last, self._read = last, passes[-1][1]
+        for snapshot, period in passes:
+            if snapshot.period != period:  # it has taps alone, and sites of an earlier pass
+                continue
+            for site in snapshot.sites:
+                earlier = self.sites.setdefault(site.key, site)
+                if earlier.heads != site.heads:
+                    self._drop(site.key, changed_heads(earlier.heads, site.heads))
+                elif earlier is not site:
+                    self.sites[site.key] = site.with_sums_of(earlier)
+            self._tokens = self._tokens + snapshot.tokens
+            self._backends |= dict.fromkeys(snapshot.backends)
+        self.tapped.join_steps([(snapshot.taps, period) for snapshot, period in passes])
+
     def snapshot(self) -> Snapshot:
         """The latest sample as it stands, without waiting for a device."""
         sites = tuple(site for site in self.sites.values() if not site.spoiled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from attemper.monitor.recorder import Recorder
 from attemper.monitor.reduction import Fail, Reduction
 from attemper.monitor.sample import with_differences
 from attemper.monitor.snapshot import SampleReadings, SampleSums
+from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample
 from attemper.text import count
 
@@ -60,7 +62,7 @@ class MergedRecorder(Recorder):
         try:
             found = self._reduction.merge(self._collector, period, failures, fail)
             if found is not None:
-                self._put(step, found)
+                self.put(step, found, time.time())
         except InputError:
             raise
         except Exception as error:  # a rank is gone, say: what training makes of that is its own affair
@@ -71,9 +73,10 @@ class MergedRecorder(Recorder):
         if self._reduction.is_first:
             super().add(step)
 
-    def judge_now(self, step: int) -> None:
+    def judge_now(self, step: int, *, apart: bool) -> Judge:
         """Takes what is on its way. A sample is judged when its step ends, and has all its rows then."""
         self.settle(wait=True)
+        return self.judge
 
     @property
     def readings(self) -> SampleReadings:

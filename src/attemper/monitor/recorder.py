@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,11 +104,12 @@ class Recorder:
 
     def add(self, step: int) -> None:
         """Adds the sample that has ended, at this step. Nothing waits for a device; ``settle`` takes it."""
-        self._put(step, self._collector.snapshot())
+        self.put(step, self._collector.snapshot(), time.time())
 
-    def _put(self, step: int, found: DeviceSample) -> None:
+    def put(self, step: int, found: DeviceSample, when: float) -> None:
+        """Adds a sample that ended at ``when``, in seconds since 1970."""
         here = found.on_host and not self._underway
-        self._underway.append(_Underway(step, time.time(), found if here else found.to_host()))
+        self._underway.append(_Underway(step, when, found if here else found.to_host()))
 
     def settle(self, *, wait: bool = False) -> None:
         """Takes what has arrived from the devices, in its order; with ``wait`` all of it."""
@@ -151,12 +153,26 @@ class Recorder:
         if self._writer is not None:
             self._writer.source = weakref.WeakMethod(hand_over)
 
-    def judge_now(self, step: int) -> None:
-        """Judges the sample that is there, though more may be added to it. Waits for the devices."""
+    def judge_now(self, step: int, *, apart: bool) -> Judge:
+        """Judges the sample that is there, though more may be added to it. Waits for the devices.
+
+        Args:
+            apart: whether it is no sample of the run yet: a copy of the judge has seen it then, and nobody is told.
+        """
         self.settle(wait=True)
         found = self._collector.join(self._collector.snapshot())
-        if found.sites and found.period != self._ended:
-            self._judge(self._sample(step, time.time(), found), found.period)
+        if not found.sites or found.period == self._ended:
+            return self.judge
+        sample = self._sample(step, time.time(), found)
+        if not apart:
+            self._judge(sample, found.period)
+            return self.judge
+        if self._resumed:
+            self._judge_earlier(step)
+            self._resumed = True  # the first sample may get another number
+        judge = deepcopy(self.judge)
+        judge.feed(sample)
+        return judge
 
     def _keep_first(self) -> Iterator[tuple[Sample, SampleSums]]:
         """Keeps the first of the samples that have been added; none if it has no site.

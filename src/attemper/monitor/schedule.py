@@ -40,12 +40,12 @@ class Schedule:
         """How many the run had before this watch."""
         self.number = self._start
         """Of the step that is running."""
-        self.kept = True
-        """Whether the step that ended last is one of those that are sampled."""
+        self.sampled = self.kept = True
+        """Whether the step that ended last was to be sampled, and whether its number is one of those that are kept."""
 
     def end(self, number: int | None) -> int:
         """Ends the step that is running; returns its number, by default one more than the last."""
-        ended = self.number if number is None else number
+        self.sampled, ended = self.sampling, self.number if number is None else number
         self._first = ended if self._first is None else self._first
         if self._count == 0 or ended < self.number:
             self._shift = ended - self._first - self._count

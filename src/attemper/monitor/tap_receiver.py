@@ -7,6 +7,7 @@ import random
 from torch import Tensor, nn
 
 from attemper.monitor.collector import Collector
+from attemper.monitor.first_passes import FirstPasses
 from attemper.monitor.hooks import quietly
 from attemper.monitor.schedule import Schedule
 from attemper.sites import tap, tap_buffers
@@ -25,11 +26,20 @@ class TapReceiver:
     """Whether a forward of the model runs."""
     _tapped: bool
     """Whether taps may have run on their device in this step."""
+    _first: FirstPasses | None
+    """Passes until the first step; None once it is known what they are."""
+    _stepping: bool
+    """Whether steps are counted, and not passes."""
 
     @property
     def sampling(self) -> bool:
         """Whether the step that is running is sampled."""
-        return self._schedule.sampling
+        return self._holding or self._schedule.sampling
+
+    @property
+    def _holding(self) -> bool:
+        """Whether passes are held back: no step has ended yet."""
+        return self._first is not None and not self._stepping
 
     @property
     def measures(self) -> bool:

@@ -6,7 +6,7 @@ of the step it is of, and one in which nothing ran does not take the place of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -86,6 +86,25 @@ class TapSums:
         last = torch.where(tokens.all(), -1, period)
         before = self._padded.get(tokens.device)
         self._padded[tokens.device] = last if before is None else torch.maximum(before, last)
+
+    def join_steps(self, steps: Sequence[tuple[TapSnapshot, int]]) -> None:
+        """Makes the sums of steps, each with its number, those of the last number."""
+        last, nothing = steps[-1][1], TapSnapshot(self._scope, {}, {})
+        self.restore(nothing)
+        for snapshot, number in steps:
+            for buffer, sample in snapshot._samples.items():
+                ran = sample.period == number
+                found = torch.where(ran, sample.sums, empty_sums(sample.sums.shape[0], sample.sums.device))
+                before = self._samples.get(buffer, _Sample(sample.name, found, torch.full_like(sample.period, -1)))
+                found = found if before.sums is found else join(before.sums, found)
+                self._samples[buffer] = _Sample(sample.name, found, torch.where(ran, last, before.period))
+            for device, period in snapshot._padded.items():
+                before = self._padded.get(device, -1)
+                self._padded[device] = torch.where(period == number, last, before)
+
+    def restore(self, snapshot: TapSnapshot) -> None:
+        """Makes an earlier sample the latest."""
+        self._samples, self._padded = dict(snapshot._samples), dict(snapshot._padded)
 
     def snapshot(self) -> TapSnapshot:
         """What is here now: what is added later does not change it."""

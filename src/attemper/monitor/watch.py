@@ -18,6 +18,7 @@ from torch import nn
 from attemper.backends.table import check_backend
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
+from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.merged_recorder import MergedRecorder, new_recorder
 from attemper.monitor.model import NOT_RUN, check_model, date_of, device_of, provenance, unseen_normalizers
@@ -81,9 +82,10 @@ def watch(
     Args:
         model: any module; not compiled, or with taps inside (``attemper.tap``, or models of transformers that are set
             to the attention "attemper").
-        every: sample one step in so many, the first one included. Forward passes of ``model`` are counted as steps
-            until the first ``.step()``; from then on steps are (call ``.step()`` once before the loop if the first
-            step has several forward passes).
+        every: sample one step in so many, the first one included. A step is what ends with ``.step()``; without such a
+            call each forward pass of ``model`` is one. Which it is, the first ``.step()`` tells: the passes before it,
+            up to 16, are all measured and held back from store and alarms, and then become the first step. Otherwise
+            they become steps of their own: with the 17th pass, or when the watch is closed.
         rows: measure only this many query rows of each sequence; ``max_logit`` is then a lower bound.
         stats: as in :func:`attemper.scan`, but ``span_mass``: a watch sees calls of the model, whose texts change from
             step to step, and not the batch that says where their spans are. Scan a few texts at checkpoints.
@@ -129,7 +131,7 @@ class Watch(TapReceiver, RunView):
         self.title = class_name(unwrap(model))
         self._failures = 0
         self.passes = self.steps = self.sampled = 0
-        self._due = False
+        self._due, self._first = False, None
         """Whether a sample has ended that is not recorded yet."""
         self._stepping, self._fresh = options.reduce is not None, False
         self._date: float | None = None
@@ -143,6 +145,7 @@ class Watch(TapReceiver, RunView):
         self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step, start)
         self._sampled_number = self._schedule.number
         """Of the step that was sampled last."""
+        self._first = FirstPasses(self._collector, self._recorder, self._sampled_number)
         self._pass: ExitStack | None = None
         self._raising: BaseException | None = None
         self._call: FrameType | None = None
@@ -181,14 +184,17 @@ class Watch(TapReceiver, RunView):
         quietly(Watch._end_pass)(self, commit=False)
         self._open.close()
         self._record()
+        self._keep_passes()
         quietly(lambda _: self._recorder.close())(self)
 
     def __del__(self) -> None:
         if hasattr(self, "_recorder"):
-            self._recorder.forget(int(self._due and self._keeps))
+            held = self._first.waiting if self._first is not None else 0
+            self._recorder.forget(held + int(self._due and self._keeps))
 
     def step(self, step: int | None = None) -> None:
-        """Ends a training step: the next ``every``-th one is sampled. Without it, forward passes are the steps.
+        """Ends a training step: all forward passes since the last one, up to 16 where it is the first. The next
+        ``every``-th step is sampled. Without this call, forward passes are the steps.
 
         Args:
             step: the loop's own number of the step that ends; None to go on counting, from 0 or after the last step of
@@ -201,6 +207,8 @@ class Watch(TapReceiver, RunView):
         """
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
             raise InputError(f"watch.step(step) must be an int, the loop's own number of a step, got {step!r}.")
+        if not self._stepping and self._first is None:
+            warnings.warn(LATE_STEP.format(self.passes), stacklevel=2)
         period = self._collector.period
         self._end_step(step)
         if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
@@ -212,11 +220,11 @@ class Watch(TapReceiver, RunView):
         told = not self._stepping and self.passes > 0  # as a pass
         if not self._stepping:
             # The passes so far were of the step that ends.
-            self._stepping = True
             self._schedule.restart()
         number = self._schedule.end(step)
         if told:
             self._sampled_number = number
+        self._stepping = True
         self.steps += 1
         self._drop_interrupted()
         self._collector.commit()
@@ -247,7 +255,7 @@ class Watch(TapReceiver, RunView):
     def _begin_step(self, ended: int) -> None:
         """Begins a step, or a pass where passes are the steps: what comes is another sample than that of ``ended``."""
         if self._tapped and not self._fresh:
-            self.sampled += 1
+            self.sampled += not self._holding or self._schedule.sampled
         if self._tapped or self._fresh:
             self._sampled_number, self._due = ended, True
         self._switch_taps()
@@ -264,7 +272,7 @@ class Watch(TapReceiver, RunView):
             # By the place in the run, so that a run that was resumed samples the rows that it would have sampled.
             self._collector.generator.manual_seed(self._schedule.place)
             self._fresh, self._date = True, time.time()
-            self.sampled += 1
+            self.sampled += not self._holding or self._schedule.sampling
             self._sampled_number = self._schedule.number
 
     @quietly
@@ -290,16 +298,35 @@ class Watch(TapReceiver, RunView):
 
     def _add_due(self, *, kept: bool) -> None:
         """A signal that ends the process in between adds it once more, which changes nothing."""
+        first = self._first
         try:
-            if self._due and kept:
+            if first is not None and self._due and (self._holding or first):
+                first.hold(self._sampled_number, self._collector.period - 1, self._schedule)
+            if first is not None and self._holding:
+                self._sampled_number = first.shown
+            elif first:
+                first.join()
+                self._due, self.sampled = True, 1
+            if self._due and kept and not self._holding:
                 self._recorder.add(self._sampled_number)
         finally:
             self._due = False
+            self._first = first if self._holding else None
+
+    @quietly
+    def _keep_passes(self) -> None:
+        """Makes passes the steps: no step has come in time."""
+        if self._first is not None:
+            self._first.give()
+            self._first = None
+            self._recorder.settle()
 
     @quietly
     def _hand_over(self, until: float) -> None:
         """Before the process ends: keeps what has ended and is not recorded, until ``until`` (monotonic)."""
         self._add_due(kept=self._keeps)
+        if self._first is not None:
+            self._first.give()
         self._recorder.hand_over(until)
 
     @quietly
@@ -317,6 +344,8 @@ class Watch(TapReceiver, RunView):
             return
         if self._due:
             self._record()
+        if self._holding and self.passes >= MOST_PASSES:
+            self._keep_passes()
         self._inside, self._raising = True, sys.exc_info()[1]
         if tap_buffers.is_raised(self) != self.sampling:
             self._switch_taps()
@@ -367,6 +396,8 @@ class Watch(TapReceiver, RunView):
             self.passes += 1
             if not self._stepping:
                 self._begin_step(self._schedule.end(None))
+            if self._holding:
+                self._add_due(kept=False)
         if self._compiled and not ended:
             self._context.reset()
 
@@ -404,8 +435,7 @@ class Watch(TapReceiver, RunView):
         if not found.sites:
             ran = self.sampled or self._tapped or (self._compiled and (self.passes or self.steps))
             raise InputError(self._collector.why_nothing(found.skipped, compiled=self._compiled) if ran else NOT_RUN)
-        self._recorder.judge_now(self._sampled_number)
-        judge = self._recorder.judge
+        judge = self._recorder.judge_now(self._sampled_number, apart=self._holding)
         reading = Reading(
             self.title,
             found.tokens,
@@ -437,6 +467,8 @@ class Watch(TapReceiver, RunView):
     def run(self) -> Run:
         """Every sample so far, as ``attemper.open_run`` gives them."""
         self._record()
+        if self._first is not None:
+            self._first.give()
         return self._recorder.run
 
     def alarms(self) -> tuple[Alarm, ...]:

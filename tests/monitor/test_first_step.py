@@ -1,0 +1,217 @@
+"""The first step of a watch has all of its forward passes, however many came before the first ``watch.step()``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attemper
+from attemper.monitor.first_passes import MOST_PASSES
+from tests.monitor.test_history import Stack, collapse
+from tests.sites.own_models import Own
+
+LONG, SHORT = torch.randn(1, 40, 32), torch.randn(1, 20, 32)
+
+
+def passes(model: nn.Module, many: int, tokens: int = 40) -> None:
+    with torch.no_grad():
+        for number in range(many):
+            model(torch.randn(1, tokens, 32, generator=torch.Generator().manual_seed(number)))
+
+
+def rows(watch: attemper.Watch) -> list[tuple[int, float]]:
+    found = watch.history("rows", site="layers.0", head=0)
+    return list(zip(found.steps.tolist(), found.values.tolist(), strict=True))
+
+
+def test_two_passes_before_the_first_step_are_one_step_as_they_are_in_every_other() -> None:
+    model = Stack().train()
+    with attemper.watch(model) as watch:
+        for _ in range(2):
+            model(LONG)
+            model(SHORT)
+            watch.step()
+            assert watch.table().tokens == 60
+    assert rows(watch) == [(0, 60), (1, 60)]
+    assert watch.sampled == 2
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_the_first_step_has_every_pass_of_an_accumulated_gradient_and_no_jump_follows(every: int) -> None:
+    model = Stack().train()
+    with attemper.watch(model, every=every) as watch:
+        for _ in range(6):
+            passes(model, 8)
+            watch.step()
+    assert rows(watch) == [(step, 320) for step in range(0, 6, every)]
+
+
+@pytest.mark.slow("takes many seconds")
+def test_generate_before_one_step_is_read_with_its_prompt() -> None:
+    pytest.importorskip("transformers")
+    from tests.monitor.tiny_models import TINY, sharpened
+
+    model: Any = sharpened(TINY["llama"].build()).eval()
+    with attemper.watch(model) as watch:
+        model.generate(torch.randint(3, 101, (1, 40)), max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        watch.step()
+    assert watch.table().tokens == 43
+    assert watch.table().sites[0].heads[0].rows == 43
+
+
+def test_joined_passes_have_the_statistics_of_a_scan_over_them() -> None:
+    model = Stack().train()
+    with attemper.watch(model) as watch:
+        for batch in (LONG, SHORT, 3 * LONG):
+            model(batch)
+        watch.step()
+    model.eval()
+    scan = attemper.scan(model, [(LONG,), (SHORT,), (3 * LONG,)])
+    table = watch.table()
+    assert (table.tokens, len(table.sites)) == (scan.tokens, len(scan.sites)) == (100, 2)
+    for one, two in zip(table.reading.heads, scan.reading.heads, strict=True):
+        same = {name: value for name, value in one.to_dict().items() if not isinstance(value, float | list)}
+        assert same.items() <= two.to_dict().items()
+        for name, value in one.to_dict().items():
+            if isinstance(value, float):
+                assert value == pytest.approx(two.to_dict()[name], rel=1e-6, abs=1e-7), name
+
+
+def test_the_first_step_is_that_of_a_watch_that_was_stepped_before_the_loop() -> None:
+    found = []
+    for before in (True, False):
+        model = Stack().train()
+        with attemper.watch(model) as watch:
+            if before:
+                watch.step(9)
+            passes(model, 3)
+            watch.step(10)
+        found.append((watch.table().to_dict() | {"date": None}, rows(watch)))
+    assert found[0] == found[1]
+
+
+def test_passes_are_held_back_from_store_and_alarms_until_the_first_step(tmp_path: Path) -> None:
+    rung: list[Any] = []
+    model = Stack().train()
+    collapse(model)
+    with attemper.watch(model, store=tmp_path / "run", limits={"logits": 1.0}, on_alarm=rung.append) as watch:
+        passes(model, 3)
+        assert {alarm.kind for alarm in watch.alarms()} >= {"logits"}, "the table judges what it shows"
+        assert len(attemper.open_run(tmp_path / "run")) == 0
+        assert rung == []
+        watch.step(7)
+        assert {alarm.since for alarm in rung} == {7}
+        assert rows(watch) == [(7, 120)]
+    assert {alarm.since for alarm in attemper.open_run(tmp_path / "run").alarms()} == {7}
+
+
+def test_an_alarm_begins_once_though_each_pass_was_looked_at() -> None:
+    rung: list[Any] = []
+    model = Stack().train()
+    collapse(model)
+    with attemper.watch(model, limits={"logits": 1.0}, on_alarm=rung.append) as watch:
+        for _ in range(3):
+            passes(model, 1)
+            watch.table()
+    kinds = [(alarm.site, alarm.head, alarm.kind) for alarm in rung]
+    assert kinds
+    assert len(kinds) == len(set(kinds))
+
+
+@pytest.mark.parametrize(("every", "many"), [(1, 2), (5, MOST_PASSES), (1, MOST_PASSES + 1), (5, 22)])
+def test_a_watch_that_is_never_stepped_keeps_the_passes_that_every_names(tmp_path: Path, every: int, many: int) -> None:
+    model = Stack().eval()
+    with attemper.watch(model, every=every, store=tmp_path / "run") as watch:
+        passes(model, many)
+    assert rows(watch) == [(step, 40) for step in range(0, many, every)]
+    assert watch.sampled == len(range(0, many, every))
+    assert attemper.open_run(tmp_path / "run").steps.tolist() == list(range(0, many, every))
+    times = watch.run.ranks.moments[0]["time"]
+    assert (times[1:] >= times[:-1]).all()
+
+
+def test_the_table_of_a_watch_that_is_never_stepped_shows_the_last_pass_that_every_names() -> None:
+    model = Stack().eval()
+    with attemper.watch(model, every=2) as watch:
+        for number, tokens in enumerate((40, 39, 38, 37)):
+            passes(model, 1, tokens)
+            assert watch.table().tokens == (40, 40, 38, 38)[number]
+    assert watch.table().tokens == 38
+    assert watch.table().row_statistics("layers.0").shape == (1, 4, 38)
+
+
+def test_the_sixteenth_pass_may_be_followed_by_a_step_and_from_the_seventeenth_on_passes_are_steps() -> None:
+    model = Stack().eval()
+    with attemper.watch(model) as watch:
+        passes(model, MOST_PASSES)
+        watch.step()
+    assert rows(watch) == [(0, 640)]
+    with attemper.watch(model) as watch:
+        passes(model, MOST_PASSES + 1)
+        assert [step for step, _ in rows(watch)] == list(range(MOST_PASSES + 1))
+        with pytest.warns(UserWarning, match=r"first watch\.step\(\) came after 17 .*Call watch\.step\(\) once before"):
+            watch.step()
+        passes(model, 2)
+        watch.step()
+    assert rows(watch) == [(0, 40), (1, 80)]
+
+
+def test_a_history_that_is_asked_for_before_the_first_step_has_the_passes_and_the_step_takes_their_place() -> None:
+    model = Stack().eval()
+    with attemper.watch(model) as watch:
+        passes(model, 2)
+        assert rows(watch) == [(0, 40), (1, 40)]
+        passes(model, 1)
+        assert rows(watch) == [(0, 40), (1, 40), (2, 40)]
+        watch.step()
+        assert rows(watch) == [(0, 120)]
+        assert watch.table().tokens == 120
+
+
+@pytest.mark.parametrize("passes_of", [(1, 1), (3, 1), (1, 3)])
+def test_a_run_that_goes_on_holds_its_first_passes_back_as_well(tmp_path: Path, passes_of: tuple[int, int]) -> None:
+    model = Stack().train()
+    for many in passes_of:
+        with attemper.watch(model, every=2, store=tmp_path / "run") as watch:
+            for _ in range(4):
+                passes(model, many)
+                watch.step()
+    steps = attemper.open_run(tmp_path / "run").history("rows", site="layers.0", head=0)
+    one, two = (40 * many for many in passes_of)
+    assert steps.steps.tolist() == [0, 2, 4, 6]
+    assert steps.values.tolist() == [one, one, two, two]
+
+
+def test_passes_of_a_run_that_goes_on_unstepped_are_those_that_every_names(tmp_path: Path) -> None:
+    model = Stack().eval()
+    for many in (4, 7):
+        with attemper.watch(model, every=3, store=tmp_path / "run") as watch:
+            passes(model, many)
+    # Numbers go on after the last that was kept, 3: passes of the second watch are 4 to 10.
+    assert watch.history("entropy").steps.tolist() == [0, 3, 6, 9]
+
+
+def test_a_site_whose_heads_change_between_passes_of_the_first_step_is_skipped() -> None:
+    class Fewer(Own):
+        heads = 4
+
+        def split(self, x: Tensor) -> list[Tensor]:
+            return [part[:, : self.heads] for part in super().split(x)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.pad(super().forward(x), (0, 0, 0, 0, 0, 4 - self.heads))
+
+    model, fewer = Stack().train(), Fewer()
+    model.layers[0] = fewer
+    with attemper.watch(model) as watch:
+        passes(model, 1)
+        fewer.heads = 2
+        passes(model, 1)
+        watch.step()
+    assert [site.name for site in watch.table().sites] == ["layers.1"]
+    assert "it had 4 heads and then 2" in watch.table().skipped[0].reason
