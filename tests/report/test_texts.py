@@ -33,7 +33,7 @@ from attemper.report.texts import (
     texts,
 )  # fmt: skip
 from attemper.report.verdict import verdict
-from attemper.sites import names, softmax_by_hand
+from attemper.sites import lineage, names, softmax_by_hand
 from attemper.sites.package_arguments import TAP
 from attemper.store.run import UNSAMPLED
 from tests.report import readings
@@ -165,8 +165,9 @@ def given_reasons() -> Iterator[str]:
     yield from map(reason_of, LAYER_KINDS)
     yield from (names.COMPILED, names.SCRIPTED, recorder.UNSEEN, tap_sums.PADDED, UNSAMPLED)
     by_hand = vars(softmax_by_hand)
-    for name in ("ROUTER", "CHANNELS", "FACTORED", "LEARNED", "MIXED", "OTHER_AXIS", "OVERWRITTEN", "PARTLY"):
+    for name in ("ROUTER", "CHANNELS", "FACTORED", "LEARNED", "MIXED", "OTHER_AXIS", "OVERWRITTEN"):
         yield by_hand[name]
+    yield from (lineage.FACTOR, lineage.DIFFERENCE)
     yield from (softmax_by_hand.RANDOM.format("gumbel_softmax"), softmax_by_hand.CHANGED.format("mul"))
     for file in (*PACKAGE.glob("sites/*.py"), *PACKAGE.glob("monitor/*.py"), PACKAGE / "readings/part.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):

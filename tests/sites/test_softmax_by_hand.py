@@ -256,9 +256,9 @@ class TwoSoftmaxes(nn.Module):
 def test_a_softmax_beside_one_that_cannot_be_read_is_skipped_with_it() -> None:
     with attemper.watch(TwoSoftmaxes()) as watch:
         watch.model(torch.randn(2, 12, 32))
-    lines = r"TwoSoftmaxes: its weights are changed .*\n.*TwoSoftmaxes#2: another softmax of this module cannot be read"
-    with pytest.raises(InputError, match=lines):
+    with pytest.raises(InputError, match="TwoSoftmaxes: its weights are changed") as error:
         watch.table()
+    assert "TwoSoftmaxes#2" not in str(error.value)
 
 
 def test_a_reader_that_fails_does_not_end_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,8 @@ class Collector:
             context.fail = self.fail
         self.sites: dict[SiteKey, SiteSums] = {}
         self.skipped: dict[str, str] = {}
+        self._withdrawn: dict[str, str] = {}
+        """Modules whose calls together are no map for each head, and why."""
         self.last: dict[str, AttentionStats | CallSums] = {}
         self._backends: dict[str, None] = {}
         self.keeper: RowKeeper | None = None
@@ -240,6 +242,13 @@ class Collector:
         # Counted as a call: a module of which another call is measured still shows that this one was not.
         self._note_call(module, None, places).reason = reason
 
+    def withdraw(self, module: nn.Module, reason: str) -> None:
+        self._withdrawn.setdefault(self.name_of(self._place(module)), reason)
+
+    def withdrawn(self, site: str) -> str | None:
+        """Why all calls of a site's module were taken back; None where they were not."""
+        return self._withdrawn.get(site.partition("#")[0])
+
     def fail(self, error: Exception) -> None:
         """Takes note of a failure of ours: of the attention that was running, as far as that can be told."""
         if self._quiet is None:
@@ -333,15 +342,26 @@ class Collector:
     def _kind(self, module: nn.Module, keys: int) -> str:
         return "cross" if self.context.is_cross(module, keys) else "self"
 
+    def take_calls(self) -> list[SeenCall]:
+        """The calls of a pass that went through: a tap and the attention beside it as one, withdrawn with the reason.
+
+        What a tap stands beside is read: somebody asked for it.
+        """
+        staged, self.calls = self.calls, []
+        found = self._pairing.join(staged)
+        for seen in found:
+            if seen.module in self._withdrawn and not seen.is_tap:
+                seen.name, seen.reason = seen.module, self._withdrawn[seen.module]
+        return found
+
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""
-        staged, self.calls = self.calls, []
-        called = {seen.name.partition("#")[0] if seen.module is None else seen.module for seen in staged}
+        called = {seen.name.partition("#")[0] if seen.module is None else seen.module for seen in self.calls}
         for name, kind in self.mixers.unread(self.context.calls, called).items():
             if is_wanted(name, self.scope.sites):
                 self.skipped[name] = reason_of(kind)
         first = True
-        for seen in self._pairing.join(staged):
+        for seen in self.take_calls():
             if not seen.kept:
                 self.unwanted.add(seen.name.partition("#")[0])
             elif seen.reason is not None:
@@ -352,6 +372,9 @@ class Collector:
                 self.guard(seen.name, partial(self._add, seen.contribution))
                 self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
+        for key in self.sites if self._withdrawn else ():
+            if (reason := self.withdrawn(key[0])) is not None:
+                self._drop(key, reason)
 
     def _tell_difference(self, tap: SeenCall, call: SeenCall, difference: str) -> None:
         """A tap that was given other arguments than its attention would read other numbers in compiled code."""

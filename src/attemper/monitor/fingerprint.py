@@ -171,8 +171,7 @@ class FingerprintCollector(Collector):
 
     def commit(self) -> None:
         """Keeps the rows of a pass that went through. A tap and the attention beside it are one site."""
-        staged, self.calls = self.calls, []
-        for seen in self._pairing.join(staged):
+        for seen in self.take_calls():
             if seen.reason is not None:
                 self.skipped[seen.name] = seen.reason
             elif id(seen.places) in self._kept:
@@ -194,7 +193,7 @@ class FingerprintCollector(Collector):
 
     def fingerprints(self) -> tuple[SiteFingerprint, ...]:
         """What was kept, a site each, in the order in which they ran."""
-        return tuple(site.fingerprint() for site in self.found.values() if site.rows)
+        return tuple(s.fingerprint() for s in self.found.values() if s.rows and self.withdrawn(s.name) is None)
 
     def output(self) -> ModelOutput | None:
         """What the model gave; None where it gave no numbers, or batches gave some of different shapes."""

@@ -198,6 +198,7 @@ class BlockScan:
         found = collector.join(collector.snapshot())
         sites = {site.key: site.totals(collector.position(site)) for site in found.sites}
         self._dropped |= conflicts([self._sites, sites])
+        self._dropped |= {key: why for key in self._sites if (why := collector.withdrawn(key[0])) is not None}
         self._sites = add(self._sites, sites)
         self._backends |= dict.fromkeys(found.backends)
         self._tokens, self._texts, self._blocks = self._tokens + found.tokens, self._texts + texts, self._blocks + 1

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from attemper.sites.lineage import Lineage, memory_of
 from attemper.sites.tensor_axes import (
     MATRIX_PRODUCTS,
     PRODUCTS,
@@ -57,6 +58,7 @@ class Origins:
         """Memory -> that of which it is a copy."""
         self._scores: Notes[Places] = Notes()
         """Scores -> places of the operands of the product that made them."""
+        self.lineage = Lineage()
 
     def of_scores(self, scores: Any) -> Places:
         """Places of the queries and keys whose product these scores follow from; none where that is not known."""
@@ -112,6 +114,13 @@ def following(origins: Origins) -> Iterator[None]:
         _current.set(None)
 
 
+def note_output(output: Any, module: nn.Module) -> None:
+    """Notes what an attention of ``module`` gave, where this thread's tensors are followed."""
+    origins = _current.get()
+    if origins is not None:
+        origins.lineage.mark(output, module)
+
+
 def place(tensor: Tensor) -> Place | None:
     """The place of a tensor, or of what it is a copy of; None where its memory is not known."""
     own, origins = _memory(tensor), _current.get()
@@ -125,11 +134,8 @@ def places(given: Iterable[Any]) -> Places:
 
 
 def _memory(tensor: Tensor) -> Place | None:
-    try:
-        part: Tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this process holds
-        return Place(StorageWeakRef(part.untyped_storage()), int(part.storage_offset()) * part.element_size())
-    except (RuntimeError, NotImplementedError):  # inside a transform of torch.func, or without memory
-        return None
+    memory, part = memory_of(tensor), getattr(tensor, "_local_tensor", tensor)
+    return None if memory is None else Place(memory, int(part.storage_offset()) * part.element_size())
 
 
 def _is_factor(tensor: Tensor) -> bool:

@@ -145,6 +145,10 @@ class Observer(Protocol):
         """Notes a call that cannot be measured."""
         ...
 
+    def withdraw(self, module: nn.Module, reason: str) -> None:
+        """Takes back every call of a module, in this pass and in others: together they are no map for each head."""
+        ...
+
     def fail(self, error: Exception) -> None:
         """Notes an error in attemper itself. A scan raises it; a watch never does, so that training goes on."""
         ...

@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.call.options import Options
 from attemper.sites.identity import Origins, Places
+from attemper.sites.lineage import FACTOR
 from attemper.sites.observation import AttentionCall, UnsupportedCallError, four_dimensional, heads_of
 from attemper.sites.tensor_axes import (
     PRODUCTS,
@@ -62,9 +63,6 @@ OVERWRITTEN = (
 )
 RANDOM = "its weights are not a softmax of its scores ({}); put attemper.tap beside it"
 CHANGED = "its weights are changed between the softmax and the values ({}); put attemper.tap beside it"
-PARTLY = (
-    "another softmax of this module cannot be read, and may be a part of the same attention; put attemper.tap beside it"
-)
 
 _SOFTMAX = functions("softmax") | {F.softmax, torch.special.softmax}
 _LOG_SOFTMAX = functions("log_softmax") | {F.log_softmax, torch.special.log_softmax}
@@ -125,8 +123,8 @@ class HandAttention:
 
     scores: Tensor | None
     reason: str | None = None
-    changed: bool = False
-    """Whether it is attention of which the weights that meet the values are not known."""
+    attends: bool = True
+    """False: what it weighs are no tokens. Attention with a ``reason`` may be a part of what its module attends."""
     places: Places = frozenset()
     """Memory of its queries and keys."""
 
@@ -187,12 +185,15 @@ class ByHand:
         softmax.done = True
         place = next(place for place, operand in enumerate(found.operands) if operand is weights)
         known = _with_single_key(known, found, place)
-        reason = softmax.over_features or known.reason or self._refusal(weights, known, found, place)
+        others = [self._weights[operand] for operand, _ in _others(found, place) if operand in self._weights]
+        factor = any(other.softmax.over_features is None for other in others)
+        changed = FACTOR if factor else known.reason
+        reason = softmax.over_features or changed or self._refusal(weights, known, found, place)
         if reason is None and (_version(weights) != known.version or _is_changed(softmax)):
             reason = OVERWRITTEN
         softmax.scores = None
         if reason is not None:
-            return HandAttention(None, reason, changed=reason == known.reason, places=softmax.places)
+            return HandAttention(None, reason, attends=reason == changed, places=softmax.places)
         return HandAttention(_order(_scores_of(known, weights), known, found, place), places=softmax.places)
 
     def _refusal(self, weights: Tensor, known: _Weights, found: Product, place: int) -> str | None:

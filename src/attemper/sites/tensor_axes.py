@@ -37,7 +37,7 @@ VIEWS = {
 """Functions that give views of their first argument, one or several."""
 PRODUCTS = functions("mul", "__mul__", "__rmul__", "multiply", "div", "__truediv__", "true_divide", "divide")
 """Functions that multiply or divide element by element, into a new tensor."""
-_LAYERS = {F.linear: 1, F.conv1d: 2, F.conv2d: 3, F.conv3d: 4, torch.conv1d: 2, torch.conv2d: 3, torch.conv3d: 4}
+LAYERS = {F.linear: 1, F.conv1d: 2, F.conv2d: 3, F.conv3d: 4, torch.conv1d: 2, torch.conv2d: 3, torch.conv3d: 4}
 """Layers, and which axis of their result is features, counted from the last."""
 
 
@@ -167,7 +167,7 @@ def is_weight(tensor: Tensor) -> bool:
 
 def _output_features(call: FunctionCall) -> Features | None:
     """The features of a layer's own output."""
-    place = _LAYERS.get(call.func)
+    place = LAYERS.get(call.func)
     if place is not None:
         return Features(frozenset((call.result.dim() - place,)), True)
     if call.func in _ADDMM and len(call.args) > 2 and is_weight(call.args[2]):

@@ -35,6 +35,7 @@ from attemper.sites.act import (
     temperatures,
 )
 from attemper.sites.identity import Origins, following
+from attemper.sites.lineage import DIFFERENCE
 from attemper.sites.observation import (
     AttentionCall,
     Reader,
@@ -46,6 +47,7 @@ from attemper.sites.observation import (
     heads_of,
     mark_reported,
     mask_like,
+    present,
     report,
 )
 from attemper.sites.padding import hides
@@ -84,8 +86,6 @@ class AttentionMode(TorchFunctionMode):
         self._axes = FeatureAxes()
         self.origins = Origins()
         self._by_hand = softmax_by_hand.ByHand(self._axes, self.origins)
-        self._partly: set[int] = set()
-        """Modules with a softmax that cannot be read: another softmax of theirs may be part of the same attention."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -108,29 +108,33 @@ class AttentionMode(TorchFunctionMode):
         with torch._C.DisableTorchFunction(), torch.no_grad():
             value, output = _value_and_output(func, given, result)
             report(_of_tokens(_readable(reader), self._axes), (), given, value=value, output=output)
+            if func is F.scaled_dot_product_attention:
+                self.origins.lineage.mark(result, present()[0].running())
 
     def _follow(self, call: FunctionCall) -> None:
-        """Reports a softmax by hand where its weights meet values."""
+        """Reports a softmax by hand where its weights meet values, and modules whose calls are no map for each head."""
         with torch._C.DisableTorchFunction():
             try:
                 self._axes.follow(call)
                 self.origins.follow(call)
+                subtracted = self.origins.lineage.follow(call)
                 found = self._by_hand.follow(call)
             except Exception as error:  # whatever it is, it must not end a training run
                 name = getattr(call.func, "__name__", call.func)
-                found = softmax_by_hand.HandAttention(
-                    None, f"its tensors could not be followed through {name} ({error})"
-                )
+                reason, subtracted = f"its tensors could not be followed through {name} ({error})", frozenset()
+                found = softmax_by_hand.HandAttention(None, reason, attends=False)
+            withdrawn = dict.fromkeys(subtracted, DIFFERENCE)
             if found is not None:
-                report(softmax_by_hand.read, (self._whole(found),), {}, places=found.places)
-
-    def _whole(self, found: softmax_by_hand.HandAttention) -> softmax_by_hand.HandAttention:
-        """What was found, unless another softmax of the module that is running could not be read."""
-        module = id(current()[0].running())
-        if found.changed:
-            self._partly.add(module)
-        partly = found.scores is not None and module in self._partly
-        return softmax_by_hand.HandAttention(None, softmax_by_hand.PARTLY) if partly else found
+                report(softmax_by_hand.read, (found,), {}, places=found.places)
+                running = current()[0].running()
+                if found.attends:
+                    self.origins.lineage.mark(call.result, running)
+                if found.attends and found.reason is not None:
+                    # Another softmax of the module may be a part of the same attention.
+                    withdrawn[running] = found.reason
+            for module, reason in withdrawn.items():
+                for observer in current():
+                    observer.withdraw(module, reason)
 
 
 def _value_and_output(func: Any, given: dict[str, Any], result: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -30,7 +30,7 @@ from attemper.errors import InputError, MissingExtraError
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
 from attemper.sites.act import Actions, ModelCall, attend
-from attemper.sites.identity import places
+from attemper.sites.identity import note_output, places
 from attemper.sites.names import names_of
 from attemper.sites.observation import (
     AttentionCall,
@@ -126,7 +126,9 @@ def attention_forward(
             )
         try:
             with _without_mode():
-                return _attend_here(module, call, value, current()).transpose(1, 2).contiguous(), None
+                result = _attend_here(module, call, value, current()).transpose(1, 2).contiguous()
+            note_output(result, module)
+            return result, None
         except Exception as error:  # whatever it is, under a watch the model's own attention runs
             for observer in current():
                 observer.fail(error)
@@ -281,6 +283,7 @@ class _Reporting:
         made = result[0] if isinstance(result, tuple) else result
         output = made.transpose(1, 2) if isinstance(made, Tensor) and made.dim() == 4 else None
         report(reader, (), given, module, places((query, key)), value=value, output=output)
+        note_output(made, module)
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,184 @@
+"""A site's weights are [queries, keys] of tokens, one map for each head; the rest is named under skipped, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attemper
+from attemper.errors import InputError
+from attemper.monitor.scan import ScanOptions, block_scan
+
+FACTOR = "its softmaxes are multiplied with each other"
+DIFFERENCE = "what its softmaxes give is subtracted"
+PART = r"its weights are changed between the softmax and the values \(getitem\)"
+
+
+class Attention(nn.Module):
+    """Projections around an attention of tokens [B, H, N, D]."""
+
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.attend = attend
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+def landmarks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Nystrom's approximation, its last factor first or last to meet something."""
+    few_q, few_k = (part.unflatten(2, (4, -1)).mean(3) for part in (q, k))
+    third = (few_q @ k.mT).softmax(-1) @ v
+    first, second = (q @ few_k.mT).softmax(-1), (few_q @ few_k.mT).softmax(-1)
+    inverse = second.mT / second.sum(-2).max()
+    inverse = inverse @ (2 * torch.eye(4) - second @ inverse)
+    return first @ inverse @ third
+
+
+def landmarks_by_pinv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    few_q, few_k = (part.unflatten(2, (4, -1)).mean(3) for part in (q, k))
+    inverse = torch.linalg.pinv((few_q @ few_k.mT).softmax(-1))
+    return (q @ few_k.mT).softmax(-1) @ inverse @ ((few_q @ k.mT).softmax(-1) @ v)
+
+
+def difference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    one, two = (F.scaled_dot_product_attention(q, k, part) for part in (v, v.flip(1)))
+    return one - 0.3 * two
+
+
+def difference_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    one, two = F.scaled_dot_product_attention(q, k, v).chunk(2, 1)
+    made = torch.cat((one, two), -1)
+    made -= 0.3 * torch.cat((two, one), -1)
+    return made.view(*q.shape)
+
+
+def difference_by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    one, two = ((part @ k.mT).softmax(-1) @ v for part in (q, q.flip(1)))
+    return F.layer_norm(one, (8,)).sub(0.3 * F.layer_norm(two, (8,)))
+
+
+def part_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The first rows by a softmax that can be read, the others by one that cannot."""
+    first, rest = ((part @ k.mT).softmax(-1) for part in (q[:, :, :4], q[:, :, 4:]))
+    return torch.cat((first @ v, rest[..., :8] @ v[:, :, :8] + rest[..., 8:] @ v[:, :, 8:]), 2)
+
+
+def part_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return part_after(q.flip(2), k, v).flip(2)
+
+
+NONE: dict[str, tuple[Any, str]] = {
+    "landmarks": (landmarks, FACTOR),
+    "landmarks by pinv": (landmarks_by_pinv, FACTOR),
+    "difference": (difference, DIFFERENCE),
+    "difference of heads": (difference_of_heads, DIFFERENCE),
+    "difference by hand": (difference_by_hand, DIFFERENCE),
+    "part after": (part_after, PART),
+    "part before": (part_before, PART),
+}
+
+
+def _read(model: nn.Module, batch: Any) -> Iterator[Callable[[], attemper.Scan]]:
+    yield lambda: attemper.scan(model, [batch, batch])
+    with attemper.watch(model) as watch:
+        for _ in range(2):
+            model(**batch) if isinstance(batch, dict) else model(batch)
+    yield watch.table
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_weights_that_are_no_map_of_a_head_are_named_once_and_never_counted(name: str) -> None:
+    attend, reason = NONE[name]
+    model = nn.Sequential(Attention(F.scaled_dot_product_attention), Attention(attend)).eval()
+    for read in _read(model, torch.randn(2, 16, 32)):
+        reading = read()
+        assert [site.name for site in reading.sites] == ["0"]
+        (skipped,) = (skip for skip in reading.skipped)
+        assert skipped.name == "1"
+        with pytest.raises(InputError, match=reason):
+            raise InputError(skipped.reason)
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_neither_a_fingerprint_nor_a_pattern_is_taken_of_them(name: str) -> None:
+    attend, reason = NONE[name]
+    model, batch = nn.Sequential(Attention(attend)).eval(), torch.randn(2, 16, 32)
+    with pytest.raises(InputError, match=f"0: {reason}"):
+        attemper.fingerprint(model, [batch])
+    with pytest.raises(InputError, match=f"0: {reason}"):
+        attemper.pattern(model, batch, head=0, sequence=0)
+
+
+def residual(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return v - F.scaled_dot_product_attention(q, k, v)
+
+
+def centred(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    found = F.scaled_dot_product_attention(q, k, v)
+    return found - found.mean(2, keepdim=True)
+
+
+def gated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1) @ (v * q.softmax(-1))
+
+
+def joined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v) + 0.5 * F.scaled_dot_product_attention(q, k.flip(1), v)
+
+
+@pytest.mark.parametrize(("attend", "calls"), [(residual, 1), (centred, 1), (gated, 1), (joined, 2)])
+def test_what_is_subtracted_or_multiplied_otherwise_is_read(attend: Any, calls: int) -> None:
+    model = Attention(attend).eval()
+    for read in _read(model, torch.randn(2, 16, 32)):
+        reading = read()
+        assert len(reading.sites) == calls
+        assert reading.skipped == ()
+
+
+def test_layers_between_two_attentions_make_their_difference_something_else() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (Attention(F.scaled_dot_product_attention) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(x) - self.two(x)
+
+    assert [site.name for site in attemper.scan(Towers().eval(), [torch.randn(2, 16, 32)]).sites] == ["one", "two"]
+
+
+def test_a_module_that_is_read_whole_and_later_in_part_is_named_and_no_longer_counted() -> None:
+    def by_length(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (part_after if q.shape[2] > 16 else F.scaled_dot_product_attention)(q, k, v)
+
+    model = nn.Sequential(Attention(F.scaled_dot_product_attention), Attention(by_length)).eval()
+    reading = attemper.scan(model, [torch.randn(2, 16, 32), torch.randn(2, 24, 32)])
+    assert [site.name for site in reading.sites] == ["0"]
+    assert [skip.name for skip in reading.skipped] == ["1"]
+    taken = attemper.fingerprint(model, [torch.randn(2, 16, 32), torch.randn(2, 24, 32)])
+    assert ([site.name for site in taken.sites], list(taken.skipped)) == (["0"], ["1"])
+    with block_scan(model, ScanOptions()) as reader:
+        for tokens in (16, 24):
+            reader.read([torch.randn(2, tokens, 32)])
+    part = reader.part({}, None)
+    assert [key[0] for segment in part.segments for key in segment.sites] == ["0"]
+    assert "1" in {skip.name for skip in part.skipped}
+
+
+def test_a_tap_beside_one_of_the_maps_is_read_as_it_was_asked_for() -> None:
+    def tapped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attemper.tap(q, k, name="first map")
+        return difference(q, k, v)
+
+    model = nn.Sequential(Attention(tapped)).eval()
+    reading = attemper.scan(model, [torch.randn(2, 16, 32)])
+    assert [site.name for site in reading.sites] == ["first map"]
+    assert [skip.name for skip in reading.skipped] == ["0"]
