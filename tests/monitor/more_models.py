@@ -161,7 +161,7 @@ def weights_by_module(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, l
 
 
 def expected(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Mean entropy per head [H] of every module that returns weights, all its calls, real queries only."""
+    """Mean entropy per head [H] of every call of a module that returns weights, by site, real queries only."""
 
     def mask(name: str) -> Tensor | None:
         if "vision" in name:
@@ -169,6 +169,7 @@ def expected(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return batch.get("decoder_attention_mask" if name.startswith("decoder") else "attention_mask")
 
     return {
-        name: torch.stack([head_entropies(layer, mask(name)) for layer in layers]).mean(0)
+        f"{name}#{call}" if call > 1 else name: head_entropies(layer, mask(name))
         for name, layers in weights_by_module(model, batch).items()
+        for call, layer in enumerate(layers, 1)
     }

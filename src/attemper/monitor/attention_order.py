@@ -52,8 +52,8 @@ collect ``output_hidden_states`` for a result that a scan throws away.
 _MOST = 64
 """How many kinds of batches are learned: who gives each batch another number among its arguments gains nothing."""
 
-Calls: TypeAlias = tuple[tuple[str, str | None], ...]
-"""The name of each call (numbered within a forward of its module), and of the module in whose forward it ran."""
+Calls: TypeAlias = tuple[tuple[str, int, str | None], ...]
+"""The name of each call, its number within a forward of its module, and the module in whose forward it ran."""
 Key: TypeAlias = tuple[Any, ...]
 """The arguments of a batch without the sizes of its tensors."""
 Sizes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -159,28 +159,29 @@ class AttentionOrder:
         """What is known after a pass that ran whole."""
         calls = self._calls()
         if learned is None:
-            return _PassRecord(calls, set(self._collector.context.calls), [sizes])
+            return _PassRecord(calls, set(self._collector.context.forwards), [sizes])
         if learned.calls != calls:
             return None
         learned.extend(sizes)
         return learned
 
     def _calls(self) -> Calls:
-        return tuple((call.name, None if call.is_tap else call.module) for call in self._collector.calls)
+        calls = self._collector.calls
+        return tuple((call.name, call.number.inner, None if call.is_tap else call.module) for call in calls)
 
     def _last(self, learned: _PassRecord) -> nn.Module | None:
         """The module that attends last; None where attention might follow in another pass."""
         if learned.last is None and self._is_all(learned):
-            last = learned.calls[-1][1]
+            last = learned.calls[-1][2]
             learned.last = next((module for module, name in names_of(self._model).items() if name == last), None)
         return learned.last
 
     def _is_all(self, learned: _PassRecord) -> bool:
         """Whether the calls of a pass are all that a pass can have."""
-        called = {module for _, module in learned.calls if module is not None}
-        if not called or any(module is None for _, module in learned.calls):
+        called = {module for _, _, module in learned.calls if module is not None}
+        if not called or any(module is None for _, _, module in learned.calls):
             return False
-        forwards = Counter(module for name, module in learned.calls if name == module)
+        forwards = Counter(module for _, inner, module in learned.calls if inner == 1)
         numbers = forwards.values()
         layers = getattr(getattr(self._model, "config", None), "num_hidden_layers", None)
         # Layers that are shared are all there is; else what runs twice may be run for each of two chunks.

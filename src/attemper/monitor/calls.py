@@ -73,12 +73,31 @@ def _measured_rows(real: Tensor, rows: Tensor | None) -> Tensor:
     return real if rows is None else real[:, rows.to(real.device)]
 
 
+@dataclass(frozen=True)
+class CallNumber:
+    """Which call of a pass it is."""
+
+    name: str
+    """Of the module or tap."""
+    site: str
+    """``name``; from its second call of the pass on with a number."""
+    call: int
+    """Of all calls of this name, from 1."""
+    forward: int
+    """In which forward of the module it is, from 1."""
+    inner: int
+    """Of the calls of that forward, from 1."""
+    order: int
+    """Of the forwards of all like modules, from 0: its layer where some of them run several times."""
+    run: int
+    """Which pass."""
+
+
 @dataclass(eq=False)
 class SeenCall:
     """An attention call, or a tap, of a pass that is running."""
 
-    name: str
-    """``module``, or the tap's; from the second one of a pass on with its number."""
+    number: CallNumber
     module: str | None
     """The name of the module in whose forward it ran; None where nobody can tell."""
     mode: str
@@ -91,6 +110,11 @@ class SeenCall:
     contribution: Contribution | None = None
     reason: str | None = None
     """Why it was not measured."""
+
+    @property
+    def name(self) -> str:
+        """Of its site, where each call of a pass is one."""
+        return self.number.site
 
 
 @dataclass(frozen=True)
@@ -189,6 +213,6 @@ class Pairing:
         kept = tap.kept or call.kept
         seen = call if call.contribution is not None else tap
         if seen.contribution is None:
-            return replace(call, name=tap.name, is_tap=True, kept=kept, reason=call.reason or tap.reason)
+            return replace(call, number=tap.number, is_tap=True, kept=kept, reason=call.reason or tap.reason)
         contribution = replace(seen.contribution, key=(tap.name, seen.contribution.key[1], call.mode))
-        return replace(call, name=tap.name, is_tap=True, kept=kept, contribution=contribution, reason=None)
+        return replace(call, number=tap.number, is_tap=True, kept=kept, contribution=contribution, reason=None)

@@ -20,7 +20,8 @@ from attemper.call.spans import Spans
 from attemper.call.sums import CallSums
 from attemper.errors import BackendError, InputError
 from attemper.monitor.attention_type import attention_type
-from attemper.monitor.calls import Contribution, Pairing, SeenCall, arguments_of, measure, with_real_rows
+from attemper.monitor.call_sites import CallSites
+from attemper.monitor.calls import CallNumber, Contribution, Pairing, SeenCall, arguments_of, measure, with_real_rows
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.kept_rows import RowKeeper
 from attemper.monitor.missed_mass import NAME, chooses, with_missed_mass
@@ -28,7 +29,7 @@ from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
-from attemper.readings.labels import reason_of
+from attemper.readings.labels import JOINED, pattern_of, reason_of
 from attemper.readings.part import changed_heads
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
@@ -73,6 +74,8 @@ class Collector:
         title = class_name(unwrap(model))
         self._names = {module: name or title for module, name in names_of(model).items()}
         self._order = {name: place for place, name in enumerate(self._names.values())}
+        self._stacks = {pattern_of(name): place for name, place in reversed(self._order.items())}
+        self.call_sites = CallSites(self._order)
         self.calls: list[SeenCall] = []
         """Of the pass that is running, in their order."""
         self._pairing = Pairing(self._tell_difference)
@@ -135,7 +138,7 @@ class Collector:
         """The name of the module in which the attention of a site runs: for a tap that is not its own name. A tap that
         was seen in compiled code only keeps it.
         """
-        return self._places.get(site, site)
+        return self._places.get(site) or self.call_sites.module_and_call(site)[0]
 
     def begin(self) -> None:
         """Forgets a pass that did not go through."""
@@ -247,7 +250,7 @@ class Collector:
 
     def withdrawn(self, site: str) -> str | None:
         """Why all calls of a site's module were taken back; None where they were not."""
-        return self._withdrawn.get(site.partition("#")[0])
+        return self._withdrawn.get(self.call_sites.module_and_call(site)[0])
 
     def fail(self, error: Exception) -> None:
         """Takes note of a failure of ours: of the attention that was running, as far as that can be told."""
@@ -277,7 +280,8 @@ class Collector:
         place, is_tap = self._place(module), not self.owns(module) and hasattr(module, "tap_name")
         own = self._names.get(place) if self.owns(place) and (self.context.running or not is_tap) else None
         mode = "train" if place.training else "eval"
-        seen = SeenCall(self._next_name(module), own, mode, is_tap, places=memory)
+        number = self.call_sites.number(self.name_of(module), place, self.context)
+        seen = SeenCall(number, own, mode, is_tap, places=memory)
         if call is not None:
             seen.places = call.places or places((call.query, call.key))
             seen.arguments = arguments_of(call)
@@ -291,10 +295,10 @@ class Collector:
         return self.context.running[-1] if self.context.running else next(iter(self._names))
 
     def _is_kept(self, seen: SeenCall) -> bool:
-        """Whether a call is wanted: by its own name, by that of the module in which a tap stands, or by a tap's name
-        that stands beside it.
+        """Whether a call is wanted: by its own name, as one of all calls of its module, by the module in which a tap
+        stands, or by a tap's name that stands beside it.
         """
-        names = (seen.name.partition("#")[0], *([] if seen.module is None else [seen.module]))
+        names = (seen.name, seen.number.name, *([] if seen.module is None else [seen.module]))
         seen.kept = any(is_wanted(name, self.scope.sites) for name in names)
         if not seen.kept and not seen.is_tap:
             taps = (tap for tap in self.calls if tap.is_tap and tap.kept and tap.places)
@@ -325,19 +329,13 @@ class Collector:
         seen.contribution = Contribution(
             key, found, shape[2], shape[3], tokens, request.problem.backend, *self._attentions[key]
         )
-        self.note(place, seen.name, kind, request, real)
+        self.note(place, seen.number, kind, request, real)
 
-    def note(self, module: nn.Module, name: str, kind: str, request: Request, real: Tensor | None) -> None:
+    def note(self, module: nn.Module, number: CallNumber, kind: str, request: Request, real: Tensor | None) -> None:
         """Called with every call that is measured, while it is there to look at: a scan wants no more of it.
 
         ``real``: [B, Q] bool, which of its queries are tokens; None for all.
         """
-
-    def _next_name(self, module: nn.Module) -> str:
-        """The name of the attention call that is running: ``name``, and from the second one on ``name#2``."""
-        number = self.context.calls.get(module, 0) + 1
-        self.context.calls[module] = number
-        return self.name_of(module) + (f"#{number}" if number > 1 else "")
 
     def _kind(self, module: nn.Module, keys: int) -> str:
         return "cross" if self.context.is_cross(module, keys) else "self"
@@ -351,30 +349,59 @@ class Collector:
         found = self._pairing.join(staged)
         for seen in found:
             if seen.module in self._withdrawn and not seen.is_tap:
-                seen.name, seen.reason = seen.module, self._withdrawn[seen.module]
+                seen.number, seen.reason = replace(seen.number, site=seen.module), self._withdrawn[seen.module]
         return found
 
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""
-        called = {seen.name.partition("#")[0] if seen.module is None else seen.module for seen in self.calls}
-        for name, kind in self.mixers.unread(self.context.calls, called).items():
+        called = {seen.number.name if seen.module is None else seen.module for seen in self.calls}
+        for name, kind in self.mixers.unread(self.context.forwards, called).items():
             if is_wanted(name, self.scope.sites):
                 self.skipped[name] = reason_of(kind)
-        first = True
-        for seen in self.take_calls():
+        first, calls = True, self.take_calls()
+        self.join_calls(self.call_sites.settle(calls))
+        measured = {seen.number.name for seen in calls if seen.contribution is not None and seen.reason is None}
+        for seen in calls:
+            number, name = seen.number, self._site_of(seen)
             if not seen.kept:
-                self.unwanted.add(seen.name.partition("#")[0])
+                self.unwanted.add(name)
             elif seen.reason is not None:
-                self.skipped[seen.name] = seen.reason
+                # Where no call is measured, the reason stands once for all forwards.
+                once = number.name if number.inner == 1 else f"{number.name}#{number.inner}"
+                self.skipped[name if number.name in measured or name == seen.module else once] = seen.reason
             elif seen.contribution is not None:
                 if seen.is_tap and seen.module is not None:
-                    self._places[seen.name] = seen.module
-                self.guard(seen.name, partial(self._add, seen.contribution))
+                    self._places[name] = seen.module
+                contribution = replace(seen.contribution, key=(name, *seen.contribution.key[1:]))
+                self.guard(name, partial(self._add, contribution))
                 self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
         for key in self.sites if self._withdrawn else ():
             if (reason := self.withdrawn(key[0])) is not None:
                 self._drop(key, reason)
+
+    def _site_of(self, seen: SeenCall) -> str:
+        """The site of a call; one that somebody has asked for by its number stays one."""
+        return seen.name if seen.name in (self.scope.sites or ()) else self.call_sites.site(seen.name)
+
+    def join_calls(self, reasons: Mapping[str, str]) -> None:
+        """Makes one site of all calls of modules, by name, also of those that this sample has so far."""
+        self.skipped |= {f"{name}{JOINED}": reason for name, reason in reasons.items()}
+        for key in list(self.sites) if self.call_sites.joined else ():
+            name = key[0] if key[0] in (self.scope.sites or ()) else self.call_sites.site(key[0])
+            target, site = (name, *key[1:]), self.sites[key]
+            other = self.sites.get(target, site) if name != key[0] else None
+            if other is None:
+                site.layer = self.call_sites.layer(name)
+                continue
+            del self.sites[key]
+            self.last.pop(key[0], None)
+            if other.heads != site.heads:
+                self._drop(target, changed_heads(other.heads, site.heads))
+                continue
+            self.sites[target] = other.renamed(name) if other is site else other.with_sums_of(site)
+            if self.keeper is not None:
+                self.keeper.move(key, target)
 
     def _tell_difference(self, tap: SeenCall, call: SeenCall, difference: str) -> None:
         """A tap that was given other arguments than its attention would read other numbers in compiled code."""
@@ -405,6 +432,7 @@ class Collector:
         if key not in self.sites:
             self.sites[key] = SiteSums(*key, heads=heads, device=device, fewest_keys=self.scope.fewest_keys)
         site = self.sites[key]
+        site.layer = self.call_sites.layer(key[0])
         if site.heads == heads:
             return site
         self._drop(key, changed_heads(site.heads, heads))
@@ -459,6 +487,7 @@ class Collector:
                     self.sites[site.key] = site.with_sums_of(earlier)
             self._tokens = self._tokens + snapshot.tokens
             self._backends |= dict.fromkeys(snapshot.backends)
+        self.join_calls({})
         self.tapped.join_steps([(snapshot.taps, period) for snapshot, period in passes])
 
     def snapshot(self) -> Snapshot:
@@ -475,11 +504,16 @@ class Collector:
         return replace(joined, sites=tuple(sorted(joined.sites, key=self.position)))
 
     def position(self, site: SiteSums) -> tuple[int, int]:
-        """Where a site stands in the model: the place of its module, and which of the module's calls it is."""
-        module, _, call = self.module_of(site.name).partition("#")
+        """Where a site stands in the model: the place of its module, and which of the module's calls it is. Where parts
+        of its stack run several times, the place of the stack, and its layer.
+        """
+        at = self.call_sites.place(site.name)
+        if at is not None and at[0] in self._stacks:
+            return self._stacks[at[0]], at[1]
+        module = self.module_of(site.name)
         # Taps of compiled code, whose modules nobody knows, stay in the order in which they ran.
         known = module in self._order
-        return self._order.get(module, len(self._order)), int(call or 1) if known else 0
+        return self._order.get(module, len(self._order)), self.call_sites.module_and_call(site.name)[1] if known else 0
 
     def readings(self) -> SampleReadings:
         """The latest sample as readings. Waits for the device."""

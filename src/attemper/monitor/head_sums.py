@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from copy import copy, deepcopy
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,7 @@ class SiteSums:
         self.normalizer = SiteReading.normalizer
         self.attention = "full"
         """Its type, one of ``ATTENTIONS``."""
+        self.layer = layer_of(name)
         self.spoiled = False
         """Whether its numbers cannot be trusted: then it is not shown."""
         self._places = places(fewest_keys)
@@ -86,7 +88,7 @@ class SiteSums:
     @property
     def label(self) -> SiteLabel:
         """What is known of the site beside its numbers."""
-        return _label(self.name, self.kind, self.mode, self.attention, self.normalizer, self.heads, self.first_head)
+        return _label(*self.key, self.layer, self.attention, self.normalizer, self.heads, self.first_head)
 
     @property
     def sums(self) -> Tensor:
@@ -97,6 +99,12 @@ class SiteSums:
         """The same site with other sums, say on the host."""
         other = copy(self)
         other._sums = sums
+        return other
+
+    def renamed(self, name: str) -> SiteSums:
+        """The same rows as those of another site."""
+        other = copy(self)
+        other.name, other.layer = name, layer_of(name)
         return other
 
     def with_sums_of(self, other: SiteSums) -> SiteSums:
@@ -151,5 +159,5 @@ class SiteSums:
 
 
 @lru_cache(maxsize=4096)
-def _label(name: str, kind: str, mode: str, attention: str, normalizer: str, heads: int, first_head: int) -> SiteLabel:
-    return SiteLabel(name, kind, mode, layer_of(name), attention, normalizer, heads, first_head)
+def _label(*parts: Any) -> SiteLabel:
+    return SiteLabel(*parts)

@@ -11,20 +11,25 @@ from torch import Tensor, nn
 from attemper.backends import reference
 from attemper.call.options import Problem, Request
 from attemper.errors import InputError
+from attemper.monitor.calls import CallNumber
 from attemper.monitor.collector import Collector
 from attemper.monitor.options import Scope
 from attemper.sites.padding import CallContext, Tokens
 from attemper.statistics import ONE_PASS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SiteCall:
-    """One attention call of a site."""
+    """One attention call."""
 
-    site: str
+    number: CallNumber
     kind: str
     shape: tuple[int, int, int, int]
     """[batch, heads, queries, keys]"""
+
+    @property
+    def site(self) -> str:
+        return self.number.site
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class HeadWeights:
 class WeightsCollector(Collector):
     """Takes note of every call, and keeps the weights of those that are asked for.
 
-    ``asked``: whether a site of this name is one of them. ``sequence`` None: the only one of the batch.
+    ``asked``: whether a call is one of them. ``sequence`` None: the only one of the batch.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class WeightsCollector(Collector):
         model: nn.Module,
         context: CallContext,
         *,
-        asked: Callable[[str], bool],
+        asked: Callable[[CallNumber], bool],
         head: int,
         sequence: int | None,
         max_weights: int,
@@ -70,7 +75,7 @@ class WeightsCollector(Collector):
         self.seen.clear()
         self.kept.clear()
 
-    def note(self, module: nn.Module, name: str, kind: str, request: Request, real: Tensor | None) -> None:
+    def note(self, module: nn.Module, number: CallNumber, kind: str, request: Request, real: Tensor | None) -> None:
         """Takes note of a call; computes the weights at once, since a cache may be written to afterwards.
 
         Raises:
@@ -79,16 +84,16 @@ class WeightsCollector(Collector):
         problem = request.problem
         batch, heads, queries, _ = problem.query.shape
         size = problem.key.shape[2]
-        seen = SiteCall(name, kind, (batch, heads, queries, size))
+        seen = SiteCall(number, kind, (batch, heads, queries, size))
         self.seen.append(seen)
-        if not self._asked(name) or self._head >= heads:
+        if not self._asked(number) or self._head >= heads:
             return
         place = self._of_batch(batch)
         if queries * size > self._max_weights:
             raise InputError(
-                f"pattern: {name} has {queries:,} queries x {size:,} keys = {queries * size:,} weights a head, and "
-                f"max_weights is {self._max_weights:,}. Take a shorter text, or pass max_weights={queries * size} (8 "
-                "bytes each, several times over while they are computed)."
+                f"pattern: {number.site} has {queries:,} queries x {size:,} keys = {queries * size:,} weights a head, "
+                f"and max_weights is {self._max_weights:,}. Take a shorter text, or pass max_weights={queries * size} "
+                "(8 bytes each, several times over while they are computed)."
             )
         keys = self.key_tokens(module, size)
         if keys is None and kind == "self" and queries == size:

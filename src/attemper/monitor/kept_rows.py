@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from attemper.call.result import AttentionStats
 from attemper.errors import InputError
 from attemper.readings.rows import Rows, SiteRows
 from attemper.readings.sample import SiteKey
+from attemper.readings.sums import SiteTotals
 
 Choice: TypeAlias = str | Sequence[int] | Tensor
 """Of each text: "last", places of queries (below 0 from its last token back), or marks, [Q] or [B, Q] bool."""
@@ -55,7 +57,14 @@ class RowKeeper:
         kept = SiteRows(*key, start + texts.cpu().numpy(), queries.cpu().numpy(), values)
         self._parts.setdefault(key, []).append(kept)
 
-    def rows(self, sites: Container[SiteKey]) -> Rows:
+    def move(self, site: SiteKey, other: SiteKey) -> None:
+        """Makes the rows of a site those of another one, behind those that it has."""
+        start = self._texts.get(other, 0)
+        self._texts[other] = start + self._texts.pop(site, 0)
+        moved = [replace(part, name=other[0], texts=start + part.texts) for part in self._parts.pop(site, [])]
+        self._parts.setdefault(other, []).extend(moved)
+
+    def rows(self, sites: Mapping[SiteKey, SiteTotals]) -> Rows:
         """What was kept of these sites.
 
         Raises:
@@ -63,7 +72,8 @@ class RowKeeper:
         """
         if not any(len(part.texts) for parts in self._parts.values() for part in parts):
             raise InputError(f"scan(keep_rows=...) kept nothing: no text has a token that it chooses. {ADVICE}")
-        return Rows(tuple(_join(parts) for key, parts in self._parts.items() if key in sites))
+        kept = ((_join(parts), sites[key].label) for key, parts in self._parts.items() if key in sites)
+        return Rows(tuple(replace(rows, layer=label.layer) for rows, label in kept))
 
 
 def _check(choice: Any) -> Choice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
+from attemper.monitor.calls import CallNumber
 from attemper.monitor.forward import observation, run
-from attemper.monitor.head_weights import HeadWeights, WeightsCollector
+from attemper.monitor.head_weights import HeadWeights, SiteCall, WeightsCollector
 from attemper.monitor.model import check_model, why_nothing
 from attemper.readings.labels import layer_of
 from attemper.sites.padding import CallContext
@@ -36,6 +37,7 @@ class Pattern:
         key_tokens: a label for each key; those of the queries too, unless it is cross attention or a cache is read.
         kind: "self" or "cross".
         padding: queries and keys that were left out as padding.
+        layer: number of the block that the site is in, as in ``Scan.sites``; None where it has none.
     """
 
     weights: Tensor
@@ -45,11 +47,11 @@ class Pattern:
     key_tokens: tuple[str, ...]
     kind: str = "self"
     padding: tuple[int, int] = (0, 0)
+    layer: int | None = None
 
-    @property
-    def layer(self) -> int | None:
-        """The number of the block that the site is in; None where its name has none."""
-        return layer_of(self.site)
+    def __post_init__(self) -> None:
+        if self.layer is None:
+            object.__setattr__(self, "layer", layer_of(self.site))
 
     @property
     def title(self) -> str:
@@ -109,10 +111,12 @@ def pattern(
         model: any module.
         batch: dict (``model(**batch)``), tuple or list (``model(*batch)``), or tensor (``model(batch)``).
         site: name of a site, as in ``Scan.sites``; or
-        layer: number of its block. Neither is needed where the model has one site.
+        layer: number of its block; where blocks run several times, by the order of calls. Neither is needed where the
+            model has one site.
         head: from 0.
         sequence: which one of the batch, from 0; None for the only one.
-        call: which of the calls, from 0, where one site attends several times in a pass; None for the only one.
+        call: which of the calls of ``site``, from 0, where its module attends several times in a pass: another way to
+            name its sites ``name``, ``name#2``, ...
         tokenizer: names the ids that the model was given: an object with ``convert_ids_to_tokens`` or ``decode``, or
             a function from a list of ids to strings. Without it ids are labels, and places (``#0``) where there are
             no ids: pixels, earlier keys of a cache.
@@ -128,19 +132,20 @@ def pattern(
     """
     _check(model, batch, site=site, layer=layer, head=head, sequence=sequence, call=call, max_weights=max_weights)
     _check_labels(tokens, tokenizer)
-    asked = partial(_is_asked, site, layer)
+    asked = partial(_is_asked, site, layer, call)
     collector = WeightsCollector(
         model, CallContext(), asked=asked, head=head, sequence=sequence, max_weights=max_weights
     )
     with observation(model, collector) as switch:
         run("pattern: the batch", model, batch, collector, switch)
         collector.refuse(switch.refused)
-    name = _chosen_site(model, collector, site, layer)
-    heads = next(seen.shape[1] for seen in collector.seen if seen.site == name)
+    chosen = _chosen_call(model, collector, site, layer, call)
+    heads = chosen.shape[1]
     if head >= heads:
-        raise InputError(f"pattern(head={head}): {name} has {heads} heads, 0 to {heads - 1}.")
-    kept = _chosen_call([kept for kept in collector.kept if kept.call.site == name], name, call)
-    return _pattern_of(kept, name, head, tokens, tokenizer)
+        raise InputError(f"pattern(head={head}): {chosen.site} has {heads} heads, 0 to {heads - 1}.")
+    kept = next(kept for kept in collector.kept if kept.call is chosen)
+    found = _pattern_of(kept, chosen.site, head, tokens, tokenizer)
+    return replace(found, layer=collector.call_sites.layer(chosen.site))
 
 
 def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> None:
@@ -163,45 +168,51 @@ def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> 
             raise InputError(f"pattern({name}=...) must be {wanted}, got {number!r}.")
 
 
-def _is_asked(site: str | None, layer: int | None, name: str) -> bool:
+def _is_asked(site: str | None, layer: int | None, call: int | None, number: CallNumber) -> bool:
+    """Whether a call may be the one that is asked for: its layer may be known only after the pass."""
+    if call is not None and number.call != call + 1:
+        return False
     if site is not None:
-        return name == site
-    return layer is None or layer_of(name) == layer
+        return site == (number.site if call is None else number.name)
+    return layer is None or layer in (layer_of(number.name), number.order)
 
 
-def _chosen_site(model: nn.Module, collector: WeightsCollector, site: str | None, layer: int | None) -> str:
-    """The one site that was asked for, among those that were seen."""
+def _chosen_call(
+    model: nn.Module, collector: WeightsCollector, site: str | None, layer: int | None, call: int | None
+) -> SiteCall:
+    """The one call that was asked for, among those that were seen."""
     # A tap and the attention beside it are one site, under the tap's name.
-    sites = {reading.name for reading in collector.readings().sites}
-    names = [name for name in dict.fromkeys(seen.site for seen in collector.seen) if name in sites]
+    sites = {reading.name: reading.layer for reading in collector.readings().sites}
+    seen = {one: name for one in collector.seen if (name := collector.call_sites.site(one.site)) in sites}
+    names = list(dict.fromkeys(seen.values()))
     skipped = {entry.name: entry.reason for entry in collector.skips()}
     if site is not None and site not in names and site in skipped:
         raise InputError(f"pattern(site={site!r}): it was not measured: {skipped[site]}.")
     if not names:
         raise InputError(why_nothing("pattern", model, collector.skips()))
+    if site is not None and site not in names:
+        near = did_you_mean(site, names)
+        raise InputError(f"pattern(site={site!r}): there is no such site.{near} Sites: {_list(names)}.")
+    asked = [one for one, name in seen.items() if layer is None or sites[name] == layer]
     if site is not None:
-        if site not in names:
-            near = did_you_mean(site, names)
-            raise InputError(f"pattern(site={site!r}): there is no such site.{near} Sites: {_list(names)}.")
-        return site
-    asked = [name for name in names if layer is None or layer_of(name) == layer]
+        asked = [one for one, name in seen.items() if site == (name if call is None else one.number.name)]
     if not asked:
-        layers = sorted({number for name in names if (number := layer_of(name)) is not None})
+        layers = sorted({number for number in sites.values() if number is not None})
         there = f"Layers: {', '.join(map(str, layers))}" if layers else f"No site has a number: {_list(names)}"
         raise InputError(f"pattern(layer={layer}): there is no such layer. {there}.")
-    if len(asked) > 1:
-        where = "the model" if layer is None else f"layer {layer}"
-        raise InputError(f"pattern: {where} has {len(asked)} sites, name one by site=: {_list(asked)}.")
-    return asked[0]
-
-
-def _chosen_call(kept: list[HeadWeights], name: str, call: int | None) -> HeadWeights:
-    calls = f"{name} attends {len(kept)} times in this pass"
-    if call is None and len(kept) > 1:
-        raise InputError(f"pattern: {calls}: say which, call=0 to {len(kept) - 1}.")
-    if call is not None and call >= len(kept):
-        raise InputError(f"pattern(call={call}): {calls}, 0 to {len(kept) - 1}.")
-    return kept[call or 0]
+    modules = {one.number.name for one in asked}
+    if len(modules) > 1:
+        where, those = (
+            "the model" if layer is None else f"layer {layer}",
+            list(dict.fromkeys(seen[one] for one in asked)),
+        )
+        raise InputError(f"pattern: {where} has {len(those)} sites, name one by site=: {_list(those)}.")
+    calls = f"{modules.pop()} attends {len(asked)} times in this pass"
+    if call is None and len(asked) > 1:
+        raise InputError(f"pattern: {calls}: say which, call=0 to {len(asked) - 1}.")
+    if call is not None and call >= len(asked):
+        raise InputError(f"pattern(call={call}): {calls}, 0 to {len(asked) - 1}.")
+    return asked[call or 0]
 
 
 def _list(names: list[str]) -> str:

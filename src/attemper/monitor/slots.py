@@ -32,8 +32,10 @@ RANKS = (1 << RANK_BITS) - 1
 
 
 def identity(label: SiteLabel) -> SiteLabel:
-    """What sites of two ranks must share for their rows to be added: all but the type of attention, which is a name."""
-    return replace(label, attention="full")
+    """What sites of two ranks must share for their rows to be added: all but the type of attention and the layer, which
+    are names.
+    """
+    return replace(label, attention="full", layer=None)
 
 
 @dataclass(frozen=True)
@@ -188,5 +190,5 @@ class MergedSample(DeviceSample):
 def _site(label: SiteLabel, sums: Tensor, fewest_keys: int, queries: int, keys: int) -> SiteSums:
     site = SiteSums(label.name, label.kind, label.mode, heads=label.heads, fewest_keys=fewest_keys).with_sums(sums)
     site.attention, site.normalizer, site.first_head = label.attention, label.normalizer, label.first_head
-    site.queries, site.keys = queries, keys
+    site.queries, site.keys, site.layer = queries, keys, label.layer
     return site

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError, MissingExtraError
-from attemper.readings.labels import layer_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,10 +26,8 @@ class SiteRows:
     """[R] int64: the place of the query in its sequence, padding counted."""
     values: Mapping[str, np.ndarray]
     """Statistic -> [R, heads], float32 or float64 (counts: int64), as ``AttentionStats`` has it."""
-
-    @property
-    def layer(self) -> int | None:
-        return layer_of(self.name)
+    layer: int | None = None
+    """The block that the site is in."""
 
     @property
     def heads(self) -> int:

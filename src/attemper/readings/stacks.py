@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attemper.readings.labels import label_of, pattern_of
+from attemper.readings.labels import call_of, label_of, pattern_of
 from attemper.readings.reading import HeadReading, SiteReading
 from attemper.statistics import SHOWN, Reduction
 
@@ -59,15 +59,22 @@ class Stack:
 def stacks(sites: tuple[SiteReading, ...], *, equal_heads: bool = False) -> tuple[Stack, ...]:
     """Sites gathered by pattern, kind and mode, in the order in which each stack is first met.
 
-    Sites that are not neighbours are gathered, too: a decoder's self and cross attention alternate.
+    Sites that are not neighbours are gathered, too: a decoder's self and cross attention alternate. Calls of one module
+    are of the stack of its first one where each is a layer.
 
     Args:
         equal_heads: whether sites of another number of heads are another stack.
     """
+    layers: dict[tuple[str, str, str], list[int | None]] = {}
+    for site in sites:
+        layers.setdefault((pattern_of(call_of(site.name)[0]), site.kind, site.mode), []).append(site.layer)
     gathered: dict[tuple[str, str, str, int], list[int]] = {}
     for place, site in enumerate(sites):
-        heads = len(site.heads) if equal_heads else 0
-        gathered.setdefault((pattern_of(site.name), site.kind, site.mode, heads), []).append(place)
+        heads, pattern = len(site.heads) if equal_heads else 0, pattern_of(call_of(site.name)[0])
+        known = layers[pattern, site.kind, site.mode]
+        if None in known or len(set(known)) < len(known):
+            pattern = pattern_of(site.name)
+        gathered.setdefault((pattern, site.kind, site.mode, heads), []).append(place)
     return tuple(
         Stack(pattern, kind, mode, tuple(sites[place] for place in places), tuple(places))
         for (pattern, kind, mode, _), places in gathered.items()

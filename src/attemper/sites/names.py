@@ -91,16 +91,16 @@ def _name(module: nn.Module, name: str, names: dict[nn.Module, str]) -> None:
 
 
 def check_sites(where: str, sites: Any) -> SiteNames:
-    """The argument ``sites`` as names.
+    """The argument ``sites`` as names. A string is one name.
 
     Raises:
         InputError: it is not a list of at least one name.
     """
     if sites is None:
         return None
-    if isinstance(sites, str) or not isinstance(sites, Iterable):
-        raise InputError(f"{where}(sites=...) must be a list of module or tap names, got {sites!r}: write [{sites!r}].")
-    names = tuple(sites)
+    if not isinstance(sites, Iterable):
+        raise InputError(f"{where}(sites=...) must be a list of module or tap names, got {sites!r}.")
+    names = (sites,) if isinstance(sites, str) else tuple(sites)
     if not names or not all(isinstance(name, str) for name in names):
         raise InputError(f"{where}(sites=...) must be a list of at least one name, got {list(names)!r}.")
     return names

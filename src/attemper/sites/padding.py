@@ -113,8 +113,10 @@ class CallContext:
     """The other sequence that a module was given."""
     masks: dict[nn.Module, Tensor] = field(default_factory=dict)
     """The 4-D mask that a module was given."""
-    calls: dict[nn.Module, int] = field(default_factory=dict)
-    """Attention calls of a module since its forward began."""
+    forwards: dict[nn.Module, int] = field(default_factory=dict)
+    """How often the forward of each module has begun in this pass."""
+    passes: int = 0
+    """How many have been reset: calls of two passes are told apart by it."""
 
     running: list[nn.Module] = field(default_factory=list)
     """Modules whose forward is running, outermost first."""
@@ -170,7 +172,8 @@ class CallContext:
     def reset(self) -> None:
         """Forgets the pass that ran, too."""
         self.leave()
-        self.calls.clear()
+        self.forwards.clear()
+        self.passes += 1
 
     def is_cross(self, module: nn.Module, keys: int) -> bool:
         """Whether these keys are another sequence's. Joint attention reads its own tokens and the other's as one."""
@@ -278,7 +281,7 @@ def _argument(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], n
 
 def _enter_module(context: CallContext, names: list[str]) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        context.calls[module] = 0
+        context.forwards[module] = context.forwards.get(module, 0) + 1
         context.others.pop(module, None)
         context.masks.pop(module, None)
         arguments = dict(zip(names, args, strict=False)) | kwargs
