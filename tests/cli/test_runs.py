@@ -200,7 +200,7 @@ def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Comm
     assert "warning layer_fallen: 1 alarm" in text
     assert "layers.1.attn" in text
     assert "; since step 2" in text
-    assert "; since step 100, ended at step 150" in text
+    assert "; steps 100 to 150" in text
     document = json.loads(command("show", tmp_path / "a", "--json")[1])
     assert {"layer_fallen", "logits"} <= {alarm["kind"] for alarm in document["alarms"]}
     assert json.loads(command("runs", tmp_path, "--alarms", "--json")[1])["runs"][0]["alarms"] == len(

@@ -291,7 +291,15 @@ def test_alarms_go_to_the_log_once_and_to_on_alarm_in_the_training_thread(
     assert {(alarm.site, alarm.since) for alarm in logits} == {("layers.1", 3)}
     assert all(in_training_thread for _, in_training_thread in told)
     assert {alarm.since for alarm in standing if alarm.kind == "logits"} == {3}
-    assert {alarm.step for alarm in standing if alarm.kind == "logits"} == {5}
+    assert {alarm.step for alarm in standing if alarm.kind == "logits"} == {3}
+    assert {alarm.latest_step for alarm in standing if alarm.kind == "logits"} == {5}
+    stored = attemper.open_run(tmp_path / "run").alarms()
+    assert [alarm for alarm in stored if alarm.ended is None] == sorted(standing, key=lambda alarm: alarm.since or 0)
+    said = {(one.site, one.head, one.kind, one.since): (one.value, one.limit, one.message, one.step) for one in stored}
+    for alarm, _ in told:
+        assert said[alarm.site, alarm.head, alarm.kind, alarm.since] == (
+            alarm.value, alarm.limit, alarm.message, alarm.step,
+        )  # fmt: skip
     lines = [record.getMessage() for record in caplog.records if record.name == "attemper"]
     assert len(lines) == len({(alarm.step, alarm.kind) for alarm, _ in told})
     assert any("step 3: warning logits: layers.1 head 0: " in line and "and 1 more" in line for line in lines)

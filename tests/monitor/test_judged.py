@@ -109,7 +109,7 @@ def test_a_head_is_judged_by_the_rows_that_see_as_many_keys_as_told(
     assert all(one.last < two.first for one, two in zip(head.by_visible_keys, head.by_visible_keys[1:], strict=False))
     wanted = stats.normalized_entropy[:, 1][enough[:, 1]].double().mean()
     (alarm,) = (alarm for alarm in scan.alarms if (alarm.kind, alarm.head) == ("diffuse", 1))
-    assert alarm.value == pytest.approx(float(wanted), rel=1e-6)
+    assert alarm.value == pytest.approx(float(wanted), rel=1e-6 if read is scanned else 2**-16)  # 15 bits are kept
     assert not any(head.judged for head in read(fewest - 1, fewest_keys=fewest).reading.heads)
     assert all(head.judged for head in read(fewest, fewest_keys=fewest).reading.heads)
 

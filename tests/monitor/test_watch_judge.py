@@ -69,7 +69,7 @@ def test_a_head_that_falls_is_a_warning_though_nobody_asked_for_the_first_sample
     assert [(a.kind, a.head, a.severity, a.step) for a in scan.alarms if a.severity != "notice"] == [
         ("fallen", 1, "warning", 3)
     ]
-    assert "warning fallen: 1 head, step 3" in str(scan)
+    assert "warning fallen: 1 head, since step 3" in str(scan)
     assert [alarm["step"] for alarm in scan.to_dict()["alarms"]] == [3] * len(scan.alarms)
 
 
@@ -78,7 +78,7 @@ def test_alarms_carry_the_loops_own_number_of_the_step() -> None:
     limits = {"logits": -1e9}
 
     def steps() -> set[int | None]:
-        return {alarm.step for alarm in watch.alarms() if alarm.kind == "logits"}
+        return {alarm.latest_step for alarm in watch.alarms() if alarm.kind == "logits"}
 
     with attemper.watch(model, every=2, limits=limits) as watch:
         model(x)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attemper.readings.alarms import KINDS, AlarmKind
+from attemper.readings.alarms import KINDS, AlarmKind, with_course
 from attemper.readings.judge import Judge, judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteLabel
+from tests.support.runs import restless
 
 HEALTHY = {
     "max_logit": 12.0,
@@ -77,17 +78,19 @@ def noise(samples: int, heads: int, every: int = 10, seed: int = 0) -> Iterator[
 def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
     found = judge(series("max_logit", [90, 101, 99, 130, 85, 79, 60]))
     (alarm,) = [one for one in found if one.kind == "logits"]
-    assert (alarm.since, alarm.ended, alarm.step, alarm.value, alarm.limit) == (10, 50, 30, 130.0, 100.0)
-    assert alarm.message == "layers.0 head 0: largest logit 130.0 (it was 90 at step 0)"
+    assert (alarm.since, alarm.ended, alarm.step, alarm.value, alarm.limit) == (10, 50, 10, 101.0, 100.0)
+    assert alarm.message == "layers.0 head 0: largest logit 101.0 (it was 90 at step 0)"
+    assert (alarm.worst, alarm.worst_step, alarm.latest, alarm.latest_step) == (130.0, 30, 85.0, 40)
     assert told(judge(series("max_logit", [90, 100, 90])), "logits") == []
 
 
-def test_an_alarm_that_stands_has_the_value_of_the_latest_sample():
+def test_an_alarm_that_stands_has_the_value_of_its_beginning_and_beside_it_its_latest():
     one = Judge()
     for given in series("max_logit", [90, 130, 110]):
         one.feed(given)
     (alarm,) = [alarm for alarm in one.standing if alarm.kind == "logits"]
-    assert (alarm.since, alarm.ended, alarm.step, alarm.value) == (10, None, 20, 110.0)
+    assert (alarm.since, alarm.ended, alarm.step, alarm.value) == (10, None, 10, 130.0)
+    assert (alarm.worst, alarm.worst_step, alarm.latest, alarm.latest_step) == (130.0, 10, 110.0, 20)
     assert alarm in one.alarms
 
 
@@ -98,8 +101,8 @@ def test_growth_is_a_warning_before_the_level_with_its_doubling_time():
     growth, level = found["logit_growth"], found["logits"]
     assert growth.severity == "warning"
     assert (growth.since or 0) <= (level.since or 0) - 8
-    assert growth.value == pytest.approx(12, rel=0.05)
-    assert "doubles in 12.0 steps" in growth.message
+    assert growth.latest == pytest.approx(12, rel=0.05)
+    assert f"doubles in {growth.value:.1f} steps" in growth.message
     assert growth.message.endswith(")")
 
 
@@ -216,40 +219,6 @@ def test_falling_does_not_ring_when_a_layer_recovers():
     assert told(one.alarms) == [("layer_fallen", None, 50, 80)]
 
 
-def restless(samples: int, seed: int) -> Iterator[Sample]:
-    """Two sites whose numbers stay, jump, climb and fall by turns, so that alarms of all kinds begin and end."""
-    rng = np.random.default_rng(seed)
-    levels = {
-        "max_logit": (12.0, 30.0, 60.0, 90.0, 120.0, 400.0),
-        "logit_std": (0.5, 1.0, 4.0, 8.0, 30.0),
-        ENTROPY: (0.004, 0.03, 0.1, 0.3, 0.5, 0.9, 0.9995, 0.9999),
-        "judged_first_token_mass": (0.1, 0.5, 0.85, 0.95),
-        "nonfinite_rows": (0.0, 0.0, 2.0, 5.0),
-        "rank_difference": (0.0, 0.02, 0.2, 0.4),
-    }
-    names = (*HEALTHY, "rank_difference", "farthest_rank")
-    goal = {name: np.full((2, 3), levels[name][0]) for name in levels} | {ENTROPY: np.full((2, 3), 0.5)}
-    now = {name: values.copy() for name, values in goal.items()}
-    for place in range(samples):
-        for name, known in levels.items():
-            whole = rng.random(2) < 0.06  # all heads of a site go together
-            some = whole[:, None] | (rng.random((2, 3)) < (0 if name == "rank_difference" else 0.03))
-            some &= place > 40  # calm until entropies have settled
-            drawn = rng.choice(known, (2, 3))
-            drawn[whole] = drawn[whole][:, :1]
-            goal[name] = np.where(some, drawn, goal[name])
-            now[name] = np.where(some | (rng.random((2, 3)) < 0.1), goal[name], (now[name] + goal[name]) / 2)
-        noise = 1 + 1e-3 * rng.normal(size=(2, 3)) * (rng.random((2, 3)) < 0.5)
-        numbers = {name: np.round(one) if name.endswith("rows") else one * noise for name, one in now.items()}
-        numbers[ENTROPY] = np.minimum(numbers[ENTROPY], 1.0)
-        numbers["rank_difference"] = np.repeat(numbers["rank_difference"][:, :1], 3, 1)
-        numbers["judged_rows"] = np.where(rng.random((2, 3)) < 0.03, 4.0, 256.0)
-        flat = {name: numbers.get(name, np.full((2, 3), HEALTHY.get(name, 1.0))) for name in names}
-        values = np.array([one.reshape(6) for one in flat.values()])
-        values[:, rng.random(6) < 0.03] = np.nan
-        yield Sample(6 * place, 0.0, (label("a", 3), label("b", 3)), names, values.astype(np.float32))
-
-
 def toward(kind: AlarmKind, one: Judge, values: np.ndarray, heads: slice) -> np.ndarray:
     """How far readings of heads are on the way to an alarm of this kind."""
     window = one._memories[kind.quantity].window
@@ -298,9 +267,9 @@ def test_a_layer_that_collapses_is_one_alarm_with_its_step_and_speed():
     assert [one for one in found if one.severity != "notice"] == list(found)
     (alarm,) = found
     assert (alarm.kind, alarm.site, alarm.head, alarm.severity) == ("layer_fallen", "layers.0", None, "warning")
-    assert (alarm.since, alarm.step, alarm.ended) == (50, 70, None)
+    assert (alarm.since, alarm.step, alarm.worst_step, alarm.ended) == (50, 50, 70, None)
     assert alarm.message == (
-        "layers.0: normalised entropy of all 4 heads has fallen, in the mean from 0.61 to 0.0049 "
+        "layers.0: normalised entropy of all 4 heads has fallen, in the mean from 0.61 to 0.012 "
         "(it was 0.609 at step 40)"
     )
 
@@ -422,6 +391,42 @@ def test_a_finished_run_judged_again_gives_what_was_told_while_it_ran(seed: int)
     assert {alarm.kind for alarm in found} >= {"logits", "logit_growth", "collapsed", "fallen", "diffuse", "nonfinite"}
     assert Counter(map(_begin, begun)) == Counter(map(_begin, found)), "each is told when it begins"
     assert set(ended) <= {alarm for alarm in found if alarm.ended is not None}
+
+
+AFTER = {"ended": None, "worst": None, "worst_step": None, "latest": None, "latest_step": None}
+"""What an alarm does not know when it begins."""
+
+
+def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
+    """What was told when it began, what stood meanwhile, and what a finished run says agree in every field, but for
+    the end, the worst and the latest, which are those of the samples so far.
+    """
+    one, told_then = Judge(), dict[tuple[Any, ...], Alarm]()
+    for given in restless(250, 1):
+        for alarm in one.feed(given):
+            if alarm.ended is None:
+                assert (alarm.value, alarm.step) == (alarm.worst, alarm.worst_step) == (alarm.latest, alarm.latest_step)
+                assert alarm.step == alarm.since == given.step
+                told_then[_begin(alarm)] = replace(alarm, **AFTER)
+        for alarm in one.standing:
+            assert replace(alarm, **AFTER) == told_then[_begin(alarm)]
+    found = [replace(alarm, **AFTER) for alarm in one.alarms]
+    assert found == [told_then[_begin(alarm)] for alarm in one.alarms]
+    assert {alarm.kind for alarm in found} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_the_worst_and_the_latest_are_named_with_their_steps_and_unit(kind: AlarmKind):
+    alarm = Alarm("a", 0, kind.name, "notice", 13.4, 1.0, "a head 0: it rings", "", 98, 98)
+    unit = f" {kind.unit}" if kind.name in ("falling", "logit_growth", "spread_growth", "drift", "rank_differs") else ""
+    assert with_course(replace(alarm, since=None)) == "a head 0: it rings", "of a scan"
+    same = replace(alarm, worst=13.4, worst_step=98, latest=13.4, latest_step=98)
+    assert with_course(same) == "a head 0: it rings; since step 98"
+    later = replace(same, worst=8.21, worst_step=1000, latest=None, latest_step=1001)
+    assert with_course(later) == (
+        f"a head 0: it rings; since step 98, worst 8.21{unit} at step 1,000, latest –{unit} at step 1,001"
+    )
+    assert with_course(replace(later, ended=1002)).startswith("a head 0: it rings; steps 98 to 1,002, worst 8.21")
 
 
 def _begin(alarm: Alarm) -> tuple[Any, ...]:

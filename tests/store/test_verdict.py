@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from attemper.errors import InputError
+from attemper.readings.alarms import KINDS
 from attemper.readings.judge import judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.sample import Sample
+from attemper.store.chunk import as_kept
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
-from tests.support.runs import collapsing, written
+from tests.support.runs import collapsing, restless, written
 from tests.support.samples import samples, sites
 
 
@@ -54,7 +56,18 @@ def test_the_limits_that_the_watch_noted_are_those_of_the_run(tmp_path: Path, ta
     assert open_run(tmp_path / "a").alarms() == list(judge(taken, with_limits, 8))
 
 
-def test_at_the_very_limit_a_run_of_15_bits_may_be_judged_otherwise_than_its_watch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [15, None])
+def test_a_stored_run_has_the_alarms_of_its_watch_in_every_field_and_of_every_kind(tmp_path: Path, bits: int) -> None:
+    taken = written(tmp_path / "a", restless(220, 1), bits=bits)
+    live = [as_kept(one, bits) for one in taken]
+    assert open_run(tmp_path / "a").alarms() == list(judge(live))
+    assert {alarm.kind for alarm in judge(live)} == set(KINDS)
+    assert all(np.shares_memory(one.values, two.values) for one, two in zip(live, taken, strict=True)) == (bits is None)
+
+
+def test_at_the_very_limit_numbers_of_15_bits_may_be_judged_otherwise_than_those_that_were_measured(
+    tmp_path: Path,
+) -> None:
     near = [100.0005 if 50 <= step < 60 else 99.9995 for step in range(100)]
     taken = [replace(one, values=one.values.copy()) for one in collapsing(100)]
     for one, logit in zip(taken, near, strict=True):
@@ -121,7 +134,8 @@ def test_a_step_has_the_alarms_that_stood_then(tmp_path: Path, taken: list[Sampl
     assert "logits" in kinds[120]
     assert "layer_fallen" in kinds[399]
     assert "logits" not in kinds[399]
-    assert {alarm.step for alarm in run.at(120).alarms} == {120}
+    assert {alarm.latest_step for alarm in run.at(120).alarms} == {120}
+    assert {alarm.step for alarm in run.at(120).alarms} == {100, 101}
     assert not run.at(120, alarms=False).alarms
     assert run.reading.alarms == ()
 

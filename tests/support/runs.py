@@ -25,6 +25,42 @@ def written(folder: Path, taken: Iterable[Sample], *, rank: int = 0, **options: 
     return kept
 
 
+def restless(samples: int, seed: int) -> Iterator[Sample]:
+    """Two sites whose numbers stay, jump, climb and fall by turns, so that alarms of all kinds begin and end."""
+    rng = np.random.default_rng(seed)
+    levels = {
+        "max_logit": (12.0, 30.0, 60.0, 90.0, 120.0, 400.0),
+        "logit_std": (0.5, 1.0, 4.0, 8.0, 30.0),
+        "judged_normalized_entropy": (0.004, 0.03, 0.1, 0.3, 0.5, 0.9, 0.9995, 0.9999),
+        "judged_first_token_mass": (0.1, 0.5, 0.85, 0.95),
+        "nonfinite_rows": (0.0, 0.0, 2.0, 5.0),
+        "rank_difference": (0.0, 0.02, 0.2, 0.4),
+    }
+    names = (*levels, "farthest_rank", "rows", "judged_rows", "empty_rows")
+    goal = {name: np.full((2, 3), levels[name][0]) for name in levels} | {
+        "judged_normalized_entropy": np.full((2, 3), 0.5)
+    }
+    now = {name: values.copy() for name, values in goal.items()}
+    for place in range(samples):
+        for name, known in levels.items():
+            whole = rng.random(2) < 0.06  # all heads of a site go together
+            some = whole[:, None] | (rng.random((2, 3)) < (0 if name == "rank_difference" else 0.03))
+            some &= place > 40  # calm until entropies have settled
+            drawn = rng.choice(known, (2, 3))
+            drawn[whole] = drawn[whole][:, :1]
+            goal[name] = np.where(some, drawn, goal[name])
+            now[name] = np.where(some | (rng.random((2, 3)) < 0.1), goal[name], (now[name] + goal[name]) / 2)
+        noise = 1 + 1e-3 * rng.normal(size=(2, 3)) * (rng.random((2, 3)) < 0.5)
+        numbers = {name: np.round(one) if name.endswith("rows") else one * noise for name, one in now.items()}
+        numbers["judged_normalized_entropy"] = np.minimum(numbers["judged_normalized_entropy"], 1.0)
+        numbers["rank_difference"] = np.repeat(numbers["rank_difference"][:, :1], 3, 1)
+        numbers["judged_rows"] = np.where(rng.random((2, 3)) < 0.03, 4.0, 256.0)
+        beside = {"farthest_rank": np.ones((2, 3)), "rows": np.full((2, 3), 512.0), "empty_rows": np.zeros((2, 3))}
+        values = np.array([(numbers | beside)[name].reshape(6) for name in names])
+        values[:, rng.random(6) < 0.03] = np.nan
+        yield Sample(6 * place, 0.0, sites(2, 3), names, values.astype(np.float32))
+
+
 def collapsing(many: int, *, falls: int = 200) -> Iterator[Sample]:
     """Two layers of three heads; from step ``falls`` on the second one collapses in 20 steps. Of the first one, the
     logits of a head are large from step 100 to 150.

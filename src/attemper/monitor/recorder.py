@@ -28,6 +28,8 @@ from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
+from attemper.store.chunk import as_kept
+from attemper.store.options import DEFAULT_BITS
 from attemper.text import clean, clean_name, count
 
 if TYPE_CHECKING:
@@ -200,7 +202,8 @@ class Recorder:
         if self._resumed or (self.judge.step is not None and sample.step < self.judge.step):
             self._judge_earlier(sample.step)
             again = False
-        changed = self.judge.feed(sample, again=again)
+        bits = DEFAULT_BITS if self._store is None else self._store.bits
+        changed = self.judge.feed(as_kept(sample, bits), again=again)  # what is read later rings alike
         self._judged = period
         begun = [alarm for alarm in changed if alarm.ended is None]
         for line, heard in lines(begun, self._advised):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
 from attemper.readings.sample import JUDGED, RANK_DIFFERENCE
 from attemper.text import clean
+from attemper.text import number as shown
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
 OF_ONE_SAMPLE = ("level", "nonfinite")
@@ -94,6 +95,11 @@ class AlarmKind:
         return self.law not in ("doubling_time", "rate", "drift", "lasting_level")
 
     @property
+    def unit_of_value(self) -> str:
+        """Empty where the message names the statistic, and the value is one of it."""
+        return "" if self.has_statistic else self.unit
+
+    @property
     def quantity(self) -> str:
         """The quantity of a ``Sample`` that it judges."""
         return f"judged_{self.statistic}" if self.judged else self.statistic
@@ -117,20 +123,20 @@ class AlarmKind:
         limit: float | None,
         origin: tuple[float, int] | None = None,
         figures: Mapping[str, float] | None = None,
-        **steps: int | None,
+        **history: Any,
     ) -> Alarm:
         """The alarm of a head, or of a whole site, whose ``value`` is beyond ``limit``.
 
         Args:
             origin: an earlier value of the statistic and its step, if it changed.
             figures: ``now``, ``before`` and ``total``, for the message.
-            steps: ``step``, ``since`` and ``ended``, in a history.
+            history: ``step`` and the fields of ``Alarm`` after it.
         """
         place = site if head is None else f"{site} head {head}"
         said = self.message.format(value=value, **(figures or {}))
         pace = "" if origin is None else f" (it was {origin[0]:.3g} at step {origin[1]})"
         return Alarm(
-            site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}", self.advice, **steps
+            site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}", self.advice, **history
         )
 
 
@@ -392,6 +398,41 @@ def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str], list[Alarm]]:
 def is_heard(alarm: Alarm) -> bool:
     """Whether an alarm is a warning or worse."""
     return level_of(alarm.severity) != SEVERITIES[0]
+
+
+COURSE = {
+    "since": "since step {since:,}",
+    "span": "steps {since:,} to {ended:,}",
+    "worst": "worst {value} at step {step:,}",
+    "latest": "latest {value} at step {step:,}",
+}
+"""What is said of an alarm beside its message, which is of its beginning."""
+
+
+def course(alarm: Alarm) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Keys of ``COURSE`` and what is put into them: when it stood; its worst and latest value, if of later steps."""
+    if alarm.since is not None:
+        yield "since" if alarm.ended is None else "span", {"since": alarm.since, "ended": alarm.ended}
+    for name, value, step in ("worst", alarm.worst, alarm.worst_step), ("latest", alarm.latest, alarm.latest_step):
+        if step is not None and step != alarm.since:
+            yield name, {"value": shown(value) if value is None else value, "step": step}
+
+
+def value_at(alarm: Alarm, when: Literal["worst", "latest"]) -> float | None:
+    """Its value then; of an alarm of one sample, which has no other, its value."""
+    return alarm.value if alarm.latest_step is None else getattr(alarm, when)
+
+
+def with_course(alarm: Alarm) -> str:
+    """Its message, then how it went on."""
+    unit = KINDS[alarm.kind].unit_of_value if alarm.kind in KINDS else ""
+    said = []
+    for key, values in course(alarm):
+        if "value" in values:
+            value = values["value"]
+            values["value"] = f"{value if isinstance(value, str) else shown(value)} {unit}".rstrip()
+        said.append(COURSE[key].format(**values))
+    return "; ".join([alarm.message, *([", ".join(said)] if said else [])])
 
 
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")

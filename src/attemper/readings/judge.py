@@ -13,7 +13,7 @@ from attemper.readings.columns import Columns
 from attemper.readings.laws import LAWS, MARKS, SPAN, Array
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.memory import Memory, pad
-from attemper.readings.reading import FEWEST_KEYS, Alarm
+from attemper.readings.reading import FEWEST_KEYS, Alarm, number
 from attemper.readings.sample import RANK_DIFFERENCE, Sample
 
 UNIFORM = KINDS["diffuse"]
@@ -44,10 +44,10 @@ class KindState(NamedTuple):
     """The alarms of one kind, a column a head; of whole sites, the column of the first head."""
 
     on: np.ndarray
-    since: Array
-    """Step at which each began."""
-    latest: Figures
+    first: Figures
+    """When each began."""
     worst: Figures
+    latest: Figures
     origins: Mapping[int, tuple[float, int] | None]
     """Column -> an earlier value and its step, of those that are on."""
 
@@ -122,9 +122,9 @@ class Judge:
 
     @property
     def standing(self) -> tuple[Alarm, ...]:
-        """The alarms that are on, the worst first, as their heads were last seen."""
+        """The alarms that are on, the worst first."""
         found = [
-            self._alarm(kind, state, state.latest, column)
+            self._alarm(kind, state, column)
             for kind in ALARMS
             for state in (self._now.kinds[kind.name],)
             for column in np.flatnonzero(state.on).tolist()
@@ -133,9 +133,7 @@ class Judge:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Every alarm so far, in the order in which they began; one that has ended, as it was at its worst. Of those
-        that have ended, the latest ``MOST_ENDED``.
-        """
+        """Every alarm so far, in the order in which they began; of those that have ended, the latest ``MOST_ENDED``."""
         found = (*self._ended, *self._now.ended, *self.standing)
         return tuple(sorted(found, key=lambda alarm: alarm.since or 0))
 
@@ -205,9 +203,9 @@ class Judge:
             if new is old:
                 continue
             for column in np.flatnonzero(old.on & ~new.on).tolist():
-                ended.append(self._alarm(kind, old, old.worst, column, step))
+                ended.append(self._alarm(kind, old, column, step))
                 changed += [] if whole[column] else ended[-1:]
-            changed += [self._alarm(kind, new, new.latest, at) for at in np.flatnonzero(new.on & ~old.on).tolist()]
+            changed += [self._alarm(kind, new, at) for at in np.flatnonzero(new.on & ~old.on).tolist()]
             if kind.severity != SEVERITIES[0]:
                 healthy &= ~(self._whole(new.on) if kind.whole else new.on)
         return State(step, kinds, healthy, near > 0, near, tuple(ended), tuple(changed))
@@ -235,13 +233,14 @@ class Judge:
         begins = on & ~old.on
         seen = on & ~np.isnan(measure)
         further = measure > old.worst.measure if _rings_above(kind) else measure < old.worst.measure
-        latest, worst = (
+        found_at = ((begins, old.first), (begins | (seen & further), old.worst), (seen, old.latest))
+        first, worst, latest = (
             Figures(*(np.where(where, new, was) for new, was in zip(figures, before, strict=True)))
-            for where, before in ((seen, old.latest), (begins | (seen & further), old.worst))
+            for where, before in found_at
         )
         origins = {column: origin for column, origin in old.origins.items() if on[column]}
         origins |= {column: self._origin(kind, column) for column in np.flatnonzero(begins).tolist()}
-        return KindState(on, np.where(begins, step, old.since), latest, worst, origins)
+        return KindState(on, first, worst, latest, origins)
 
     def _measure(self, kind: AlarmKind, found: Mapping[str, Array], on: np.ndarray) -> Array | None:
         """[H] what is held against the limit; NaN where it is not judged, and where it cannot ring. None: nowhere."""
@@ -320,22 +319,28 @@ class Judge:
         was_so = kind.law == "level" and origin is not None and kind.rings(origin[0], self._bounds[kind.name][column])
         return None if was_so else origin
 
-    def _alarm(
-        self, kind: AlarmKind, state: KindState, figures: Figures, column: int, ended: int | None = None
-    ) -> Alarm:
-        measure, now, before, total, step = (float(values[column]) for values in figures)
+    def _alarm(self, kind: AlarmKind, state: KindState, column: int, ended: int | None = None) -> Alarm:
+        _, now, before, total, step = (float(values[column]) for values in state.first)
         limit = None if kind.limit is None else float(self._bounds[kind.name][column])
         relative = kind.law == "fall_from_baseline"
+        value, worst, latest = (
+            float((figures.now if relative else figures.measure)[column])
+            for figures in (state.first, state.worst, state.latest)
+        )
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
             None if kind.whole else self._columns.head(column),
-            now if relative else measure,
+            value,
             limit * before if limit is not None and relative else limit,
             state.origins[column],
             {"now": now, "before": before, "total": total},
             step=int(step),
-            since=int(state.since[column]),
+            since=int(step),
             ended=ended,
+            worst=number(worst),
+            worst_step=int(state.worst.step[column]),
+            latest=number(latest),
+            latest_step=int(state.latest.step[column]),
         )
 
 
@@ -360,7 +365,7 @@ def _rings_above(kind: AlarmKind) -> bool:
 
 def _silent(heads: int) -> KindState:
     none = Figures(*(np.full(heads, np.nan) for _ in range(5)))
-    return KindState(np.zeros(heads, bool), np.full(heads, np.nan), none, none, {})
+    return KindState(np.zeros(heads, bool), none, none, none, {})
 
 
 def _widen(state: State, heads: int) -> State:
@@ -371,7 +376,7 @@ def _widen(state: State, heads: int) -> State:
         return Figures(*(pad(values, more) for values in old))
 
     kinds = {
-        name: KindState(pad(one.on, more), pad(one.since, more), wider(one.latest), wider(one.worst), one.origins)
+        name: KindState(pad(one.on, more), wider(one.first), wider(one.worst), wider(one.latest), one.origins)
         for name, one in state.kinds.items()
     }
     return state._replace(kinds=kinds, healthy=np.concatenate([state.healthy, np.ones(more, bool)]))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from attemper.readings.alarms import by_kind
+from attemper.readings.alarms import by_kind, with_course
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
@@ -158,7 +158,7 @@ def _alarms(alarms: tuple[Alarm, ...]) -> str:
                 _cell(severity, f"{_LEFT};font-weight:600"),
                 _cell(kind, _LEFT),
                 _cell(len(found)),
-                f'<td style="{_LEFT}">{"<br>".join(_text(alarm.message, 200) for alarm in found[:3])}'
+                f'<td style="{_LEFT}">{"<br>".join(_text(with_course(alarm), 300) for alarm in found[:3])}'
                 f"{'<br>…' if len(found) > 3 else ''}</td>",
             ]
         )

@@ -157,7 +157,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A value beyond its limit. ``head`` is None where the whole site is meant."""
+    """A value beyond its limit. ``head`` is None where the whole site is meant.
+
+    Of a watch, ``value``, ``limit`` and ``message`` are those of the sample with which it began.
+    """
 
     site: str
     head: int | None
@@ -168,11 +171,17 @@ class Alarm:
     message: str
     advice: str
     step: int | None = None
-    """The training step of the sample, for a watch; None for a scan. Of an alarm that has ended: where it was worst."""
+    """The training step of ``value``, for a watch; None for a scan."""
     since: int | None = None
     """The step at which it began."""
     ended: int | None = None
     """The step at which it ended; None while it stands."""
+    worst: float | None = None
+    """What ``value`` was at its worst, while the alarm stood. None for a scan, as the three that follow."""
+    worst_step: int | None = None
+    latest: float | None = None
+    """What it was in the last sample of its head in which the alarm stood."""
+    latest_step: int | None = None
 
 
 @dataclass(frozen=True)

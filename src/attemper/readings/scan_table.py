@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.readings.alarms import SEVERITIES, by_kind, level_of
+from attemper.readings.alarms import SEVERITIES, by_kind, level_of, with_course
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
@@ -106,17 +106,16 @@ def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
         many = count(len(group), "layer" if group[0].head is None else "head")
         what = f" {clean(kind)}: {many}{_steps(group)}"
         yield Text.assemble((clean(severity), STYLES[level_of(severity)]), what)
-        yield from (_indent(alarm.message, "dim") for alarm in group[:3])
+        yield from (_indent(with_course(alarm), "dim") for alarm in group[:3])
         if len(group) > 3:
             yield _indent(f"and {len(group) - 3} more", "dim")
         yield _indent(group[0].advice)
 
 
 def _steps(group: list[Alarm]) -> str:
-    """The step of the sample, and since when the first of them rings."""
-    step, since = group[0].step, min((alarm.since for alarm in group if alarm.since is not None), default=None)
-    at = "" if step is None else f", step {step}"
-    return at if since is None or since == step else f"{at}, since {since}"
+    """Since when the first of them rings."""
+    since = min((alarm.since for alarm in group if alarm.since is not None), default=None)
+    return "" if since is None else f", since step {since:,}"
 
 
 def _indent(text: str, style: str = "") -> RenderableType:

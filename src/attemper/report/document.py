@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from attemper.readings.alarms import KINDS, level_of
+from attemper.readings.alarms import KINDS, level_of, value_at
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, SiteReading, head_rows
 from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
-from attemper.report.texts import Message, encode, message, page_texts, reason, said, severity_title
+from attemper.report.texts import Message, encode, lasted, message, page_texts, reason, said, severity_title
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
 from attemper.text import clean, cut, round_digits
 
@@ -199,6 +199,7 @@ def _alarm(alarm: Alarm, place: int | None) -> dict[str, Any]:
         "severity": None if level == alarm.severity else encode(severity_title(alarm.severity)),
         "since": alarm.since,
         "ended": alarm.ended,
+        "when": encode(lasted(alarm)) or None,
     }
     return found | {name: value for name, value in rest.items() if value is not None}
 
@@ -224,9 +225,8 @@ def site_of(alarm: Alarm, named: dict[str, list[tuple[int, SiteReading]]]) -> in
     def distance(candidate: tuple[int, SiteReading]) -> float:
         statistic = KINDS[alarm.kind].statistic
         values = [getattr(head, statistic) for head in candidate[1].heads if head.head == alarm.head]
-        if not values or values[0] is None or alarm.value is None:
-            return math.inf
-        return abs(values[0] - alarm.value)
+        latest = value_at(alarm, "latest")
+        return math.inf if not values or values[0] is None or latest is None else abs(values[0] - latest)
 
     candidates = named.get(alarm.site, [])
     if len(candidates) < 2 or alarm.kind not in KINDS or not KINDS[alarm.kind].has_statistic:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attemper.readings.alarms import KINDS, by_kind, is_heard, level_of
+from attemper.readings.alarms import KINDS, by_kind, is_heard, level_of, value_at
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
 from attemper.report.document import Quantity, Tower, by_name, mode_of, site_of, spoken_labels
-from attemper.report.texts import Date, Message, advice, alarm_title, message, own_name, said, severity_title
+from attemper.report.texts import Date, Message, advice, alarm_title, lasted, message, own_name, said, severity_title
 from attemper.text import clean, cut, number
 
 MOST_PLACES = 60
@@ -29,7 +29,7 @@ class Place:
     label: Message | str
     title: Message
     when: Message | str = ""
-    """Since when, of an alarm of a run."""
+    """When an alarm of a run stood, and how bad it became."""
     said: Message | str = ""
 
 
@@ -88,7 +88,7 @@ def groups(
 
 def _urgency(alarm: Alarm) -> tuple[int, float]:
     """What comes first is least: the step at which it began, then how far its value is on the alarming side."""
-    kind, value = KINDS.get(alarm.kind), alarm.value or 0.0
+    kind, value = KINDS.get(alarm.kind), value_at(alarm, "worst") or 0.0
     return alarm.since or 0, value if kind is not None and kind.side == "below" else -value
 
 
@@ -109,12 +109,7 @@ def _group(severity: str, kind: str, alarms: Sequence[Alarm], place: Callable[[A
 
 
 def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Place:
-    place, words = _place(site, alarm.head, alarm.site, labels), said(alarm)
-    when: Message | str = ""
-    if alarm.since is not None:
-        when = message("alarm.since", since=alarm.since)
-        if alarm.ended is not None:
-            when = message("alarm.span", since=alarm.since, ended=alarm.ended)
+    place, words, when = _place(site, alarm.head, alarm.site, labels), said(alarm), lasted(alarm)
     told = cut(words, 400) if isinstance(words, str) else words
     return replace(place, title=message("head.alarm", place=place.title, said=told), when=when, said=words)
 

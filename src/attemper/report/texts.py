@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from attemper.readings.alarms import ALARMS, KINDS
+from attemper.readings.alarms import ALARMS, COURSE, KINDS, course
 from attemper.readings.reading import Alarm
 from attemper.statistics import SHOWN
 from attemper.text import clean, cut, number
@@ -151,9 +151,11 @@ def _of_alarms() -> dict[str, Text]:
         found |= {f"{of}.name": kind.name, f"{of}.title": kind.title, f"{of}.advice": kind.advice}
         found[f"{of}.clause"] = {"one": f"{{n}} {one}", "other": f"{{n}} {other}"}
         found[f"{of}.message"] = _PLACE.sub(r"{\1}", kind.message)
+        if kind.unit_of_value:
+            found[f"{of}.unit"] = kind.unit_of_value
         if kind.worst:
             found[f"{of}.worst"] = f", {kind.worst} {{value}}"
-    return found
+    return found | {f"alarm.{key}": _PLACE.sub(r"{\1}", text) for key, text in COURSE.items()}
 
 
 def _of_statistics() -> dict[str, Text]:
@@ -238,6 +240,19 @@ def said(alarm: Alarm) -> Message | str:
         return text if found is None else Message("alarm.pace", {**whole.values, "said": _group_thousands(found)})
     found = recognise(text, [key])
     return text if found is None else _group_thousands(found)
+
+
+def lasted(alarm: Alarm) -> Message | str:
+    """When an alarm stood, and its worst and latest value."""
+    parts = [message(f"alarm.{key}", **_with_unit(alarm.kind, values)) for key, values in course(alarm)]
+    return message("as_is", said=Names(parts)) if parts else ""
+
+
+def _with_unit(kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    if "value" not in values or kind not in KINDS or not KINDS[kind].unit_of_value:
+        return values
+    unit = message(f"alarm.{kind}.unit")
+    return values | {"value": message("unit.after", value=values["value"], unit=unit)}
 
 
 _THOUSANDS = re.compile(r"\d{4,}\.\d+")

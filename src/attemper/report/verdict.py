@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from attemper.readings.alarms import KINDS, is_heard, level_of
+from attemper.readings.alarms import KINDS, is_heard, level_of, value_at
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.report.texts import Clauses, Message, message, say
 from attemper.text import clean, cut
@@ -107,7 +107,7 @@ def _clause(name: str, alarms: list[Alarm], is_bound: bool) -> Message:
     if kind.worst:
         bound = alarms[0].limit
         limit = message("verdict.beyond") if bound is None else message(f"verdict.{kind.side}", limit=float(bound))
-        value = max((alarm.value for alarm in alarms if alarm.value is not None), default=None)
+        value = max((one for one in (value_at(alarm, "latest") for alarm in alarms) if one is not None), default=None)
         worst = "" if value is None else message(f"alarm.{name}.worst", value=_worst(value, is_bound))
     return message("verdict.clause", clause=clause, limit=limit, worst=worst, since=since)
 

@@ -44,6 +44,16 @@ def round_bits(values: np.ndarray, bits: int | None) -> np.ndarray:
     return np.where(finite, np.where(np.isfinite(near), near, cut), values).astype("<f4")
 
 
+def as_kept(sample: Sample, bits: int | None) -> Sample:
+    """A sample with the bits that are stored: all bits of counts."""
+    if bits is None or bits >= MANTISSA:
+        return sample
+    values = sample.values.copy()
+    rough = [row for row, name in enumerate(sample.quantities) if name not in COUNTS and not name.endswith(REST)]
+    values[rough] = round_bits(values[rough], bits)
+    return replace(sample, values=values)
+
+
 REST = "_rest"
 """Of the name under which what float32 lacks of a count is kept."""
 

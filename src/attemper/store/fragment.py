@@ -20,11 +20,9 @@ from dataclasses import astuple, fields
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
 from attemper.store.about import WORDS, sentence, to_json
-from attemper.store.chunk import REST, round_bits, split_counts
+from attemper.store.chunk import REST, as_kept, round_bits, split_counts
 from attemper.store.folding import CHUNK, fold, summary
 from attemper.store.options import DEFAULT_BITS, MANTISSA
 from attemper.store.schema import Tables, open_in_memory, open_to_read, open_to_write
@@ -89,7 +87,7 @@ class Fragment:
         if self.path is not None and _identity(self.path) != self._file:
             raise FileNotFoundError(f"{self.path.name} is gone: it was moved or deleted while it was written to")
         whole, sample = sample, split_counts(sample)
-        numbers = self._round_bits(sample)
+        numbers = round_bits(as_kept(sample, self._bits).values, None)
         with self.transaction() as connection:
             segment = self._segment_of(sample)
             layout, sites = self._layout(sample)
@@ -190,15 +188,6 @@ class Fragment:
         """Numbers of rows that were looked up may be of rows that were not kept."""
         for name in ("_statistics", "_sites", "_layouts"):
             self.__dict__.pop(name, None)
-
-    def _round_bits(self, sample: Sample) -> np.ndarray:
-        """Values of a sample with the bits that are stored: all bits of counts."""
-        if self._bits is None:
-            return round_bits(sample.values, None)
-        numbers = round_bits(sample.values, self._bits)
-        exact = [row for row, name in enumerate(sample.quantities) if _quantity(name).exact]
-        numbers[exact] = sample.values[exact]
-        return numbers
 
     def _segment_of(self, sample: Sample) -> int:
         """The segment that a sample belongs to: a new one where steps go backwards."""

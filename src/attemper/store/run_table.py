@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.readings.alarms import by_kind, level_of
-from attemper.readings.reading import Alarm, SiteReading
+from attemper.readings.alarms import by_kind, level_of, with_course
+from attemper.readings.reading import SiteReading
 from attemper.readings.scan_table import STYLES
 from attemper.readings.stacks import Stack, stacks
 from attemper.store.overview import Change, Course, Overview
@@ -149,17 +149,12 @@ def _alarms(overview: Overview) -> Iterator[RenderableType]:
         many = f" {clean(kind)}: {count(len(group), 'alarm')}{f', {ended} ended' if ended else ''}"
         yield Text.assemble((clean(severity), STYLES[level_of(severity)]), many)
         standing_first = sorted(group, key=lambda alarm: alarm.ended is not None)
-        yield from (_indent(f"{alarm.message}{_when(alarm)}", "dim") for alarm in standing_first[:MOST_ALARMS])
+        yield from (_indent(with_course(alarm), "dim") for alarm in standing_first[:MOST_ALARMS])
         if len(group) > MOST_ALARMS:
             yield _indent(f"and {len(group) - MOST_ALARMS} more", "dim")
         yield _indent(group[0].advice)
     for note in overview.not_judged:
         yield Text(clean(note), style="dim")
-
-
-def _when(alarm: Alarm) -> str:
-    since = "" if alarm.since is None else f"; since step {alarm.since:,}"
-    return since if alarm.ended is None else f"{since}, ended at step {alarm.ended:,}"
 
 
 def _indent(text: str, style: str = "") -> RenderableType:

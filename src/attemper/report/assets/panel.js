@@ -37,7 +37,7 @@ function fillAlarms(head) {
   byId("panel-alarms").replaceChildren(...head.alarms.slice(0, MOST_SAID).map((alarm) => {
     const line = element("li", undefined, `${alarm.level}${alarm.ended === null ? "" : " over"}`);
     line.append(element("span", cut(say(alarm.severity), 40), "severity"), " ", element("bdi", say(alarm.text)));
-    if (alarm.since !== null) line.append(" ", element("b", text(alarm.ended === null ? "alarm.since" : "alarm.span", alarm)));
+    if (alarm.when) line.append(" ", element("b", say(alarm.when)));
     return line;
   }));
 }
