@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,9 @@ def restless(samples: int, seed: int) -> Iterator[Sample]:
             goal[name] = np.where(some, drawn, goal[name])
             now[name] = np.where(some | (rng.random((2, 3)) < 0.1), goal[name], (now[name] + goal[name]) / 2)
         noise = 1 + 1e-3 * rng.normal(size=(2, 3)) * (rng.random((2, 3)) < 0.5)
-        numbers = {name: np.round(one) if name.endswith("rows") else one * noise for name, one in now.items()}
+        numbers: dict[str, Any] = {
+            name: np.round(one) if name.endswith("rows") else one * noise for name, one in now.items()
+        }
         numbers["judged_normalized_entropy"] = np.minimum(numbers["judged_normalized_entropy"], 1.0)
         numbers["rank_difference"] = np.repeat(numbers["rank_difference"][:, :1], 3, 1)
         numbers["judged_rows"] = np.where(rng.random((2, 3)) < 0.03, 4.0, 256.0)
