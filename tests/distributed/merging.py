@@ -297,6 +297,33 @@ def ranks_that_differ() -> Any:
     }
 
 
+class Looped(Model):
+    """Runs its layers another number of times in each pass."""
+
+    times = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = super().forward(x)
+        return x
+
+
+def loops_of_another_length() -> Any:
+    """Ranks differ in the first step; or are alike in it, and differ later."""
+    ranks, number, found = dist.get_world_size(), dist.get_rank(), {}
+    for name, lengths in (("differ", (1 + number, 2)), ("differ later", (2, 1 + number))):
+        torch.manual_seed(0)
+        whole, rows = Looped(0, 1).double(), []
+        with attemper.watch(whole, reduce="data") as watch:
+            for step, length in enumerate(lengths):
+                whole.times = length
+                whole(part(step, ranks, number))
+                watch.step()
+                rows.append({site.name: site.heads[0].rows for site in watch.table().sites})
+        found[name] = {"rows": rows, "told": [_entry(one) for one in watch.table().skipped], "failures": watch.failures}
+    return found
+
+
 def resumed() -> Any:
     """A run that goes on: all ranks sample what it would have sampled, though only the first knows where it was."""
     ranks, number = dist.get_world_size(), dist.get_rank()
@@ -415,6 +442,7 @@ OF_TWO: dict[str, Callable[[], Any]] = {
     "ddp": lambda: data_parallel("ddp", DistributedDataParallel),
     "fails": a_failure_on_one_rank,
     "differ": ranks_that_differ,
+    "loops": loops_of_another_length,
     "fsdp2": lambda: data_parallel("fsdp2", fsdp2),
     "tp": lambda: tensor_parallel("tp", 1),
     "pipeline": lambda: pipeline(1),

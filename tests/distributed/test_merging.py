@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reaso
 SLOW = pytest.mark.slow("takes many seconds")
 
 SAMPLED = list(range(0, merging.STEPS, merging.EVERY))
-SHORT = ("ddp", "fails", "differ")
+SHORT = ("ddp", "fails", "differ", "loops")
 
 
 def launched(folder: Path, ranks: int, *cases: str, killed: int | None = None) -> list[dict[str, Any]]:
@@ -140,6 +140,18 @@ def test_a_failure_on_one_rank_leaves_the_rows_of_the_others_and_nobody_waits(sh
 def test_ranks_that_disagree_fail_at_once_with_what_differs(short: list[dict[str, Any]], what: str, said: str) -> None:
     for found in of(short, "differ"):
         assert said in found[what]
+
+
+def test_loops_of_another_length_on_another_rank_are_one_site_and_stay_what_ranks_agreed_on(
+    short: list[dict[str, Any]],
+) -> None:
+    for found in of(short, "loops"):
+        reason = "it attended another number of times on other ranks: the site layers.0 is the mean over its calls"
+        assert found["differ"] == {
+            "rows": [{"layers.0": 120}, {"layers.0": 160}], "told": [["layers.0#*", reason]], "failures": 0,
+        }  # fmt: skip
+        rows = [{"layers.0": 80, "layers.0#2": 80}, {"layers.0": 80, "layers.0#2": 40}]
+        assert found["differ later"] == {"rows": rows, "told": [], "failures": 0}
 
 
 # --- more of two ranks ---

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper.monitor.call_sites import MOST_CALLS
+from attemper.monitor.scan import ScanOptions, block_scan
 
 HEADS, SIZE, HIDDEN = 2, 4, 8
 
@@ -50,6 +51,14 @@ class Looped(nn.Module):
             for block in self.blocks:
                 x = block(x)
         return x
+
+
+class Early(Looped):
+    """As many loops as tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.times = x.shape[1]
+        return super().forward(x)
 
 
 def batch(tokens: int = 6) -> Tensor:
@@ -248,11 +257,6 @@ def test_a_call_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 @pytest.mark.parametrize("way", READ)
 def test_calls_of_another_number_in_another_pass_are_one_site_of_all_rows(way: str) -> None:
-    class Early(Looped):
-        def forward(self, x: Tensor) -> Tensor:
-            self.times = x.shape[1]
-            return super().forward(x)
-
     model, parts = Early(1).eval(), [batch(3), batch(2), batch(4)]
     scan = READ[way](model, *parts)
     assert names(scan) == ["blocks.0"]
@@ -267,6 +271,39 @@ def test_calls_of_another_number_in_another_pass_are_one_site_of_all_rows(way: s
         "blocks.0#*": "it attended 3 times in one pass and 2 times in another: the site blocks.0 is the mean over its "
         "calls"
     }
+
+
+def test_parts_of_a_scan_that_ran_another_number_of_times_merge_into_one_site(tmp_path: Any) -> None:
+    model, texts = Early(1).eval(), [batch(3), batch(2)]
+    whole = attemper.scan(model, texts)
+    parts = [attemper.scan(model, [text]) for text in texts]
+    assert [len(part.sites) for part in parts] == [3, 2]
+    for place, part in enumerate(parts):
+        part.save(tmp_path / str(place))
+    loaded = [attemper.load_scan(tmp_path / str(place)) for place in (0, 1)]
+    merged = loaded[0].merge(loaded[1])
+    assert float((entropies(merged) - entropies(whole)).abs().max()) < 1e-12
+    assert merged.sites[0].heads[0].rows == whole.sites[0].heads[0].rows
+    reason = "it attended another number of times in other texts: the site blocks.0 is the mean over its calls"
+    assert told(merged) == {"blocks.0#*": reason}
+    assert names(merged.merge(attemper.scan(model, [batch(3)]))) == ["blocks.0"]
+
+
+def test_blocks_of_a_scan_that_ran_another_number_of_times_are_one_site() -> None:
+    model, texts = Early(1).eval(), [batch(3), batch(2), batch(3), batch(4)]
+    whole = attemper.scan(model, texts)
+    with block_scan(model, ScanOptions()) as reader:
+        reader.read(texts[:1], texts=1)
+        assert [len(segment.sites) for segment in reader.part({"block": 1}, None).segments] == [3]
+        begun = reader.part({"block": 1}, None)
+    with block_scan(model, ScanOptions()) as reader:
+        reader.go_on(begun)
+        for text in texts[1:]:
+            reader.read([text], texts=1)
+        found = reader.part({"block": 1}, None).reading()
+    assert [(site.name, site.heads[0].rows) for site in found.sites] == [("blocks.0", 2 * (9 + 4 + 9 + 16))]
+    assert found.sites[0].heads[0].entropy_nats == pytest.approx(whole.sites[0].heads[0].entropy_nats, abs=1e-12)
+    assert [skip.name for skip in found.skipped] == ["blocks.0#*"]
 
 
 class Step(nn.Module):

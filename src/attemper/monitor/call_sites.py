@@ -15,7 +15,7 @@ from itertools import pairwise
 from torch import nn
 
 from attemper.monitor.calls import CallNumber, SeenCall
-from attemper.readings.labels import call_of, layer_of, pattern_of
+from attemper.readings.labels import JOINED, call_of, layer_of, pattern_of
 from attemper.sites.padding import CallContext
 
 MOST_CALLS = 64
@@ -38,10 +38,10 @@ class CallSites:
     """The calls of a model by name. ``modules``: names of all modules, which no call takes."""
 
     modules: Container[str]
-    joined: dict[str, int] = field(default_factory=dict)
-    """Name -> how many calls of one forward are told apart (0: not known yet), where a site is of all forwards."""
-    fixed: bool = False
-    """Whether what is a site stays as it is: ranks have agreed on it."""
+    joined: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(Name, mode) of sites of all forwards -> how many calls of one forward they tell apart (0: not known yet)."""
+    fixed: frozenset[tuple[str, str]] = frozenset()
+    """(Name, mode) of what stays as it is: ranks have agreed on it."""
     _known: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """(Name, mode) -> forwards and calls of a pass."""
     _layers: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -73,16 +73,18 @@ class CallSites:
         return count.latest
 
     def settle(self, calls: Sequence[SeenCall]) -> dict[str, str]:
-        """Takes note of the calls of passes that went through. Name -> why its calls are one site from now on."""
+        """Takes note of the calls of passes that went through. Why those of a module are one site from now on, by
+        ``name#*``.
+        """
         passes: dict[tuple[str, str, int], list[SeenCall]] = {}
         for seen in calls:
             passes.setdefault((seen.number.name, seen.mode, seen.number.run), []).append(seen)
         sizes = {key: _size(group) for key, group in passes.items()}
         steps = {(key[2], sizes[key][0]) for key, group in passes.items() if _decodes(group)}
         found = {}
-        for (name, mode, run), group in passes.items() if not self.fixed else ():
-            here = sizes[name, mode, run]
-            known = self._known.setdefault((name, mode), here)
+        for (name, mode, run), group in passes.items():
+            at, here = (name, mode), sizes[name, mode, run]
+            known = self._known.setdefault(at, here)
             why = None
             if known != here and max(known[0], here[0]) > 1:
                 why = f"it attended {known[1]} times in one pass and {here[1]} times in another"
@@ -90,46 +92,45 @@ class CallSites:
                 why = "its calls are steps of decoding"
             elif here[1] > MOST_CALLS:
                 why = f"it attends more than {MOST_CALLS} times in a pass"
-            if why is not None and name not in self.joined:
-                found[name] = f"{why}: the site {name} is the mean over its calls"
-            if name in found or name in self.joined:
-                self._join(name, group)
+            if at in self.fixed or (why is None and at not in self.joined):
+                continue
+            if at not in self.joined:
+                found[f"{name}{JOINED}"] = f"{why}: the site {name} is the mean over its calls"
+            each = set(Counter(seen.number.forward for seen in group).values())
+            apart = each.pop() if len(each) == 1 else 1
+            before = self.joined.get(at) or apart
+            self.joined[at] = before if before == apart <= MOST_CALLS else 1
         self._note_layers(calls)
         return found
-
-    def _join(self, name: str, group: Iterable[SeenCall]) -> None:
-        each = set(Counter(seen.number.forward for seen in group).values())
-        apart = each.pop() if len(each) == 1 else 1
-        before = self.joined.get(name) or apart
-        self.joined[name] = before if before == apart <= MOST_CALLS else 1
 
     def _note_layers(self, calls: Iterable[SeenCall]) -> None:
         repeated = {pattern_of(seen.number.name) for seen in calls if seen.number.forward > 1}
         for seen in calls if repeated else ():
             stack = pattern_of(seen.number.name)
-            if stack in repeated and seen.number.name not in self.joined:
+            if stack in repeated and (seen.number.name, seen.mode) not in self.joined:
                 self._layers.setdefault(seen.name, (stack, seen.number.order))
 
-    def site(self, name: str) -> str:
+    def site(self, name: str, mode: str) -> str:
         """The site of a call of this name."""
         module, call = self.module_and_call(name)
-        if module not in self.joined:
+        if (module, mode) not in self.joined:
             return name
-        number = (call - 1) % (self.joined[module] or 1) + 1
+        number = (call - 1) % (self.joined[module, mode] or 1) + 1
         return module if number == 1 else f"{module}#{number}"
 
     def module_and_call(self, name: str) -> tuple[str, int]:
         """The module, or tap, of a site, and which of its calls it is."""
         return (name, 1) if name in self.modules else call_of(name)
 
-    def layer(self, name: str) -> int | None:
+    def layer(self, name: str, mode: str) -> int | None:
         """Of a site: by the order of calls where parts of its stack run several times, else by its name."""
-        at = self.place(name)
+        at = self.place(name, mode)
         return layer_of(name) if at is None else at[1]
 
-    def place(self, name: str) -> tuple[str, int] | None:
+    def place(self, name: str, mode: str) -> tuple[str, int] | None:
         """The stack of a site and its layer, where layers follow the order of calls."""
-        return None if self.module_and_call(name)[0] in self.joined else self._layers.get(name)
+        joined = (self.module_and_call(name)[0], mode) in self.joined
+        return None if joined else self._layers.get(name)
 
 
 def _size(group: Iterable[SeenCall]) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
-from attemper.readings.labels import JOINED, pattern_of, reason_of
+from attemper.readings.labels import pattern_of, reason_of
 from attemper.readings.part import changed_heads
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
@@ -382,17 +382,21 @@ class Collector:
 
     def _site_of(self, seen: SeenCall) -> str:
         """The site of a call; one that somebody has asked for by its number stays one."""
-        return seen.name if seen.name in (self.scope.sites or ()) else self.call_sites.site(seen.name)
+        return seen.name if seen.name in (self.scope.sites or ()) else self.call_sites.site(seen.name, seen.mode)
 
     def join_calls(self, reasons: Mapping[str, str]) -> None:
-        """Makes one site of all calls of modules, by name, also of those that this sample has so far."""
-        self.skipped |= {f"{name}{JOINED}": reason for name, reason in reasons.items()}
+        """Makes one site of the calls of modules, also of those that this sample has so far.
+
+        Args:
+            reasons: for ``skipped``.
+        """
+        self.skipped |= reasons
         for key in list(self.sites) if self.call_sites.joined else ():
-            name = key[0] if key[0] in (self.scope.sites or ()) else self.call_sites.site(key[0])
+            name = key[0] if key[0] in (self.scope.sites or ()) else self.call_sites.site(key[0], key[2])
             target, site = (name, *key[1:]), self.sites[key]
             other = self.sites.get(target, site) if name != key[0] else None
             if other is None:
-                site.layer = self.call_sites.layer(name)
+                site.layer = self.call_sites.layer(name, key[2])
                 continue
             del self.sites[key]
             self.last.pop(key[0], None)
@@ -432,7 +436,7 @@ class Collector:
         if key not in self.sites:
             self.sites[key] = SiteSums(*key, heads=heads, device=device, fewest_keys=self.scope.fewest_keys)
         site = self.sites[key]
-        site.layer = self.call_sites.layer(key[0])
+        site.layer = self.call_sites.layer(key[0], key[2])
         if site.heads == heads:
             return site
         self._drop(key, changed_heads(site.heads, heads))
@@ -507,7 +511,7 @@ class Collector:
         """Where a site stands in the model: the place of its module, and which of the module's calls it is. Where parts
         of its stack run several times, the place of the stack, and its layer.
         """
-        at = self.call_sites.place(site.name)
+        at = self.call_sites.place(site.name, site.mode)
         if at is not None and at[0] in self._stacks:
             return self._stacks[at[0]], at[1]
         module = self.module_of(site.name)

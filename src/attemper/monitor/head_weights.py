@@ -26,6 +26,7 @@ class SiteCall:
     kind: str
     shape: tuple[int, int, int, int]
     """[batch, heads, queries, keys]"""
+    mode: str
 
     @property
     def site(self) -> str:
@@ -84,7 +85,7 @@ class WeightsCollector(Collector):
         problem = request.problem
         batch, heads, queries, _ = problem.query.shape
         size = problem.key.shape[2]
-        seen = SiteCall(number, kind, (batch, heads, queries, size))
+        seen = SiteCall(number, kind, (batch, heads, queries, size), "train" if module.training else "eval")
         self.seen.append(seen)
         if not self._asked(number) or self._head >= heads:
             return

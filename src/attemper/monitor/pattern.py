@@ -145,7 +145,7 @@ def pattern(
         raise InputError(f"pattern(head={head}): {chosen.site} has {heads} heads, 0 to {heads - 1}.")
     kept = next(kept for kept in collector.kept if kept.call is chosen)
     found = _pattern_of(kept, chosen.site, head, tokens, tokenizer)
-    return replace(found, layer=collector.call_sites.layer(chosen.site))
+    return replace(found, layer=collector.call_sites.layer(chosen.site, chosen.mode))
 
 
 def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> None:
@@ -183,7 +183,7 @@ def _chosen_call(
     """The one call that was asked for, among those that were seen."""
     # A tap and the attention beside it are one site, under the tap's name.
     sites = {reading.name: reading.layer for reading in collector.readings().sites}
-    seen = {one: name for one in collector.seen if (name := collector.call_sites.site(one.site)) in sites}
+    seen = {one: name for one in collector.seen if (name := collector.call_sites.site(one.site, one.mode)) in sites}
     names = list(dict.fromkeys(seen.values()))
     skipped = {entry.name: entry.reason for entry in collector.skips()}
     if site is not None and site not in names and site in skipped:

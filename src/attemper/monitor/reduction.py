@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -29,6 +29,8 @@ from attemper.monitor.data_parallel import (
 from attemper.monitor.model import device_of, hash_of
 from attemper.monitor.slots import MergedSample, Slots, identity
 from attemper.monitor.snapshot import Snapshot
+from attemper.readings.calls import Uneven, joined_label, reasons, uneven
+from attemper.readings.labels import call_of
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.text import clean_name
 
@@ -81,6 +83,8 @@ class Reduction:
         self.coordinate = Coordinate.of(self.ranks)
         self._device = device if group is None else device_of_group(group, device)
         self._slots: Slots | None = None
+        self._uneven: Uneven = {}
+        """Modules that attended another number of times on some rank, in the first sampled step."""
         self.collectives = self._failures = 0
 
     @property
@@ -148,6 +152,8 @@ class Reduction:
         if self._slots is None:
             table = _attempt(lambda: self._table(found, period, failures, collector.skipped), fail)
             self._slots = self._agree(table or _Table((), frozenset(), failed=True, parameters=""))
+            if self._slots is not None:
+                found = _attempt(lambda: self._fix_calls(collector), fail)
         if self._slots is None:
             return None
         new, slots = failures - self._failures, self._slots
@@ -160,6 +166,14 @@ class Reduction:
         self._all_reduce(largest, dist.ReduceOp.MAX)
         backends = () if found is None else found.backends
         return MergedSample(slots, period, backends, len(self.ranks), added, largest)
+
+    def _fix_calls(self, collector: Collector) -> Snapshot:
+        """The sample once calls are sites as all ranks have them, which they stay."""
+        assert self._slots is not None
+        collector.call_sites.joined |= self._uneven
+        collector.join_calls(reasons(self._uneven, "on other ranks"))
+        collector.call_sites.fixed = frozenset((call_of(one.name)[0], one.mode) for one in self._slots.labels)
+        return collector.snapshot()
 
     def _pack(
         self, slots: Slots, found: Snapshot, collector: Collector, period: int, failures: int
@@ -193,6 +207,8 @@ class Reduction:
         """
         if odd := [rank for rank, table in self._by_rank(tables) if table.parameters != tables[0].parameters]:
             raise self._disagree([f"the parameters of rank {odd[0]} are others than those of rank {self.ranks[0]}"])
+        self._uneven = uneven(table.sites for table in tables if not table.failed)
+        tables = [replace(one, sites=_joined(one.sites, self._uneven)) for one in tables]
         found: dict[SiteKey, tuple[SiteLabel, int]] = {}
         differences = []
         for rank, table in self._by_rank(tables):
@@ -263,6 +279,10 @@ def _attempt(action: Callable[[], Result], fail: Fail) -> Result | None:
 def _digest(parts: Iterable[object]) -> int:
     """Of what ranks have to agree on; fits an int64."""
     return int.from_bytes(hashlib.blake2b(repr(list(parts)).encode(), digest_size=7).digest(), "big")
+
+
+def _joined(labels: Iterable[SiteLabel], modules: Uneven) -> tuple[SiteLabel, ...]:
+    return tuple({label.key: label for label in (joined_label(one, modules) for one in labels)}.values())
 
 
 def _differences(label: SiteLabel, rank: int, known: SiteLabel, other: int) -> Iterator[str]:

@@ -20,8 +20,20 @@ from attemper.monitor.kept_rows import KeepRows, RowKeeper
 from attemper.monitor.model import check_model, computed_on, date_of, device_of, hash_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
 from attemper.readings.alarms import LIMITS
+from attemper.readings.calls import reasons
 from attemper.readings.limits import AlarmLimits, check_fewest_keys
-from attemper.readings.part import Part, Segment, Shard, Totals, add, check_shard, conflicts, digest_label
+from attemper.readings.part import (
+    ELSEWHERE,
+    Part,
+    Segment,
+    Shard,
+    Totals,
+    add,
+    check_shard,
+    conflicts,
+    digest_label,
+    level,
+)
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.readings.sample import SiteKey
 from attemper.readings.scan import Scan
@@ -197,6 +209,10 @@ class BlockScan:
         self._dropped |= {key: collector.skipped[key[0]] for key, site in collector.sites.items() if site.spoiled}
         found = collector.join(collector.snapshot())
         sites = {site.key: site.totals(collector.position(site)) for site in found.sites}
+        (self._sites, sites), modules, dropped = level([self._sites, sites])
+        collector.call_sites.joined |= modules
+        collector.skipped = reasons(modules, ELSEWHERE) | collector.skipped
+        self._dropped |= dropped
         self._dropped |= conflicts([self._sites, sites])
         self._dropped |= {key: why for key in self._sites if (why := collector.withdrawn(key[0])) is not None}
         self._sites = add(self._sites, sites)

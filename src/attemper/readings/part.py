@@ -10,16 +10,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 from attemper.errors import InputError
+from attemper.readings.calls import Uneven, joined, joined_label, reasons, uneven
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.readings.sums import SiteTotals
 from attemper.text import clean, clean_name, count
 
+ELSEWHERE = "in other texts"
 BLOCK = 64
 """Texts in a block."""
 Totals = Mapping[SiteKey, SiteTotals]
@@ -145,6 +147,20 @@ def add(one: Totals, two: Totals) -> Totals:
     return both
 
 
+def level(parts: Sequence[Totals]) -> tuple[list[Totals], Uneven, dict[SiteKey, str]]:
+    """The parts with one site for all calls of modules that ran another number of times in some of them, these modules,
+    and the sites that cannot be shown, with the reason.
+    """
+    modules, dropped = uneven([site.label for site in part.values()] for part in parts), {}
+    found: list[Totals] = [] if modules else list(parts)
+    for part in parts if modules else ():
+        calls = [replace(site, label=joined_label(site.label, modules)) for site in part.values()]
+        each: list[Totals] = [{site.key: site} for site in calls]
+        dropped |= conflicts(each)
+        found.append(reduce(add, each, {}))
+    return found, modules, dropped
+
+
 def conflicts(parts: Iterable[Totals]) -> dict[SiteKey, str]:
     """Sites whose heads are not the same everywhere, and the reason not to show them."""
     heads: dict[SiteKey, range] = {}
@@ -200,20 +216,23 @@ def merge(parts: Sequence[Part]) -> Part:
     _check_overlap(parts)
     segments = sorted((one for part in parts for one in part.segments), key=lambda one: one.shards[0].order)
     _check_sites(segments)
+    leveled, modules, more = level([segment.sites for segment in segments])
+    segments = [replace(segment, sites=sites) for segment, sites in zip(segments, leveled, strict=True)]
     dropped = {key: why for part in parts for key, why in part.dropped.items()}
+    dropped = {(joined(name, mode, modules), kind, mode): why for (name, kind, mode), why in dropped.items()} | more
     dropped |= conflicts(segment.sites for segment in segments)
-    joined = [segments[0]]
+    whole = [segments[0]]
     for segment in segments[1:]:
-        if joined[-1].is_followed_by(segment):
-            joined[-1] = joined[-1].plus(segment)
+        if whole[-1].is_followed_by(segment):
+            whole[-1] = whole[-1].plus(segment)
         else:
-            joined.append(segment)
+            whole.append(segment)
     return replace(
         first,
-        segments=tuple(joined),
+        segments=tuple(whole),
         backends=_union(part.backends for part in parts),
         computed_on=_union(part.computed_on for part in parts),
-        skipped=_skips(parts),
+        skipped=_skips(parts, reasons(modules, ELSEWHERE)),
         dropped=dict(sorted(dropped.items())),
         text=", ".join(dict.fromkeys(part.text for part in parts if part.text)) or None,
         date=max((part.date for part in parts if part.date), default=None),
@@ -221,10 +240,10 @@ def merge(parts: Sequence[Part]) -> Part:
     )
 
 
-def _skips(parts: Sequence[Part]) -> tuple[Skipped, ...]:
+def _skips(parts: Sequence[Part], more: Mapping[str, str]) -> tuple[Skipped, ...]:
     """What no part measured for a reason of its own, by name, with the reason of the first part that has one."""
-    reasons = {skip.name: skip.reason for part in reversed(parts) for skip in part.skipped}
-    return tuple(Skipped(name, reasons[name]) for name in sorted(reasons))
+    found = {**more, **{skip.name: skip.reason for part in reversed(parts) for skip in part.skipped}}
+    return tuple(Skipped(name, found[name]) for name in sorted(found))
 
 
 def _union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
