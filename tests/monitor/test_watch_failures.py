@@ -170,7 +170,7 @@ OF_THE_REGISTRY = (
     ("beside", "sites.transformers:report"),
     ("replace", "sites.transformers:run"),
     ("replace", "sites.transformers:_attend_here"),
-    ("replace", "sites.transformers:switching"),
+    ("replace", "sites.transformers:outside_registry"),
     ("replace", "monitor.collector:Collector.observe"),
     ("replace", "monitor.collector:Collector.key_tokens"),
 )

@@ -138,7 +138,7 @@ def test_lists_numbers_and_dates() -> None:
 PACKAGE = Path(attemper.__file__).parent
 REASON = r"reason|.*\.reason|.*\.refused\[.*|reasons\[.*"
 """What a reason is assigned to."""
-SAYS_REASONS = ("refusal", "changed_heads", "conflicts", "real_queries", "coverage")
+SAYS_REASONS = ("refusal", "changed_heads", "conflicts", "real_queries", "coverage", "outside_registry")
 """Functions that give a reason, or put it into a table."""
 
 

@@ -134,7 +134,7 @@ def test_channels_are_told_from_tokens_where_there_are_as_many(name: str, tokens
     model = Attention(NOT_SEEN[name][0])
     with attemper.watch(model) as watch:
         model(torch.randn(4, tokens, 32))
-    with pytest.raises(InputError, match=r"saw no attention in Attention\..*\n  Attention: its softmax runs over"):
+    with pytest.raises(InputError, match=r"in Attention that it can read\..*\n  Attention: its softmax runs over"):
         watch.table()
 
 

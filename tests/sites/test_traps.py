@@ -69,18 +69,24 @@ def test_what_a_keyword_that_is_not_known_means_is_read_inside_the_function(impl
     assert entropies(watch.table()) == pytest.approx(entropies(attemper.scan(model, [ids])), abs=1e-5)
 
 
-def test_a_keyword_that_is_not_known_makes_every_site_skipped_by_name() -> None:
+@pytest.mark.parametrize("wrapped", ["sdpa", "eager"])
+def test_what_a_function_that_somebody_registered_calls_is_read_inside(wrapped: str) -> None:
     tf = pytest.importorskip("transformers")
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.models.llama.modeling_llama import eager_attention_forward
 
-    tf.AttentionInterface.register("another", lambda *args, **given: sdpa_attention_forward(*args, **given))
-    tf.AttentionMaskInterface.register("another", tf.AttentionMaskInterface()["sdpa"])
-    model = llama()
+    function = sdpa_attention_forward if wrapped == "sdpa" else eager_attention_forward
+    tf.AttentionInterface.register("another", lambda *args, **given: function(*args, **given))
+    tf.AttentionMaskInterface.register("another", tf.AttentionMaskInterface()[wrapped])
+    model, ids = llama(), torch.randint(3, 101, (1, 9))
+    model.set_attn_implementation(wrapped)
+    expected = entropies(attemper.scan(model, [ids]))
     model.set_attn_implementation("another")
     with attemper.watch(model) as watch:
-        model(torch.randint(3, 101, (1, 9)), indices=torch.zeros(1))
-    with pytest.raises(attemper.InputError, match=r"layers\.1\.self_attn: how 'another' masks is not known here"):
-        watch.table()
+        model(ids, indices=torch.zeros(1))
+    assert watch.table().skipped == ()
+    assert entropies(watch.table()) == pytest.approx(expected, abs=1e-5)
+    assert entropies(attemper.scan(model, [ids])) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "scan"])
@@ -155,9 +161,11 @@ def test_a_config_that_names_an_attention_of_the_hub_loads_nothing_during_a_scan
     monkeypatch.setattr(hub, "load_and_register_attn_kernel", loaded)
     monkeypatch.setattr(hub, "get_kernel", loaded)
     model, ids = llama(), torch.randint(3, 101, (1, 9))
-    expected = entropies(attemper.scan(model, [ids]))
     model.config._attn_implementation_internal = "somebody/evil-kernel"
-    assert entropies(attemper.scan(model, [ids])) == expected
+    with pytest.raises(KeyError, match="not a valid attention implementation"):
+        model(ids)
+    with pytest.raises(KeyError, match="not a valid attention implementation"):
+        attemper.scan(model, [ids])
     assert model.config._attn_implementation_internal == "somebody/evil-kernel"
 
 

@@ -13,8 +13,13 @@ TRAPS: dict[str, tuple[str, ...]] = {
     ),
     "a keyword that is not known may choose keys": (
         "sites/test_transformers.py::test_an_unknown_keyword_is_refused_and_never_ignored",
-        "sites/test_traps.py::test_a_keyword_that_is_not_known_makes_every_site_skipped_by_name",
+        "sites/test_traps.py::test_what_a_function_that_somebody_registered_calls_is_read_inside",
+        "sites/test_transformers_flash.py::test_a_function_that_somebody_registered_is_skipped_by_name",
         "sites/test_traps.py::test_a_model_that_chooses_keys_by_indices_is_read_where_its_mask_says_the_same",
+    ),
+    "eager attention adds a bool mask as 0 and 1, SDPA hides by it": (
+        "sites/test_what_runs.py::test_what_is_read_is_what_the_implementation_that_runs_does_with_its_mask",
+        "sites/test_what_runs.py::test_every_eager_function_of_transformers_adds_its_mask",
     ),
     "softcap, sinks and position bias come as keywords, heads of keys are not repeated": (
         "monitor/test_watch_models.py::test_watched_entropies_are_those_of_eager_weights",

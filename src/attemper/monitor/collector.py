@@ -129,11 +129,6 @@ class Collector:
         """Whether this module is a part of the model."""
         return module in self._names
 
-    def owner(self, module: nn.Module, models: list[nn.Module]) -> nn.Module | None:
-        """The innermost of ``models`` that holds ``module``."""
-        holders = [model for model in models if any(part is module for part in model.modules())]
-        return max(holders, key=lambda model: len(self._names[model])) if holders else None
-
     def module_of(self, site: str) -> str:
         """The name of the module in which the attention of a site runs: for a tap that is not its own name. A tap that
         was seen in compiled code only keeps it.
@@ -209,7 +204,7 @@ class Collector:
         self._fill(seen, found, place, kind, shape, real, reason, request, whole)
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
-        seen = self._note_call(module, replace(call, places=places((call.query, call.key))))
+        seen = self._note_call(module, call)
         if not self._is_kept(seen):
             return
         keys = call.key.shape[2]

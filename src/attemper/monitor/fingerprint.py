@@ -78,10 +78,10 @@ def fingerprint(
         raise InputError("fingerprint: there is no batch: batches is empty (or was used up before).")
     sizes = [_sequences(batch) for batch in listed]
     collector = FingerprintCollector(model, CallContext(), chosen_sequences(sum(sizes), rows), chosen)
-    with observation(model, collector, switched=False) as switch, following(model) as hidden:
+    with observation(model, collector), following(model) as hidden:
         collector.hidden = hidden
         for number, batch in enumerate(listed):
-            run(f"fingerprint: batch {number + 1}", model, batch, collector, switch)
+            run(f"fingerprint: batch {number + 1}", model, batch, collector)
             collector.first_sequence += sizes[number]
     sites = collector.fingerprints()
     if not sites:

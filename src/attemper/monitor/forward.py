@@ -15,20 +15,15 @@ from attemper.monitor.collector import Collector
 from attemper.sites import package_functions
 from attemper.sites import transformers as registry
 from attemper.sites.names import COMPILED, SCRIPTED, compiled_parts, names_of
-from attemper.sites.observation import UnsupportedCallError, observing
+from attemper.sites.observation import observing
 from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
 
 
 @contextmanager
-def observation(model: nn.Module, collector: Collector, *, switched: bool = True) -> Iterator[registry.Switch]:
-    """Masks and cross attention are followed, compiled code runs as it was written.
-
-    Args:
-        switched: whether models of transformers' registry attend here; else their own attention is looked at.
-    """
+def observation(model: nn.Module, collector: Collector) -> Iterator[None]:
+    """Masks and cross attention are followed, compiled code runs as it was written."""
     with ExitStack() as stack:
-        switch = stack.enter_context(registry.switching(model)) if switched else registry.Switch()
         stack.enter_context(tracking(collector.context, model, registry.pretrained_models(model)))
         # Python modules are searched for attention functions once, not for each batch.
         stack.enter_context(package_functions.reading(model))
@@ -37,18 +32,12 @@ def observation(model: nn.Module, collector: Collector, *, switched: bool = True
             # Nothing can look into compiled code; run as it was written it computes the same.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         collector.refuse({name: reason for name, reason in unseen.items() if reason == SCRIPTED})
-        yield switch
+        collector.refuse(registry.outside_registry(model))
+        yield
 
 
-def run(
-    where: str,
-    model: nn.Module,
-    batch: Any,
-    collector: Collector,
-    switch: registry.Switch,
-    order: AttentionOrder | None = None,
-) -> None:
-    """One batch; a model with a call that cannot be honoured gets its own attention back, and the batch runs again.
+def run(where: str, model: nn.Module, batch: Any, collector: Collector, order: AttentionOrder | None = None) -> None:
+    """One batch.
 
     Args:
         order: ends the pass behind its last attention where that is safe; None: it runs whole.
@@ -58,19 +47,9 @@ def run(
     """
     while True:
         collector.begin()
-        try:
-            ending = nullcontext() if order is None else order.one_pass(batch)
-            with torch.no_grad(), observing(collector), ending, reading(model):
-                _call(where, model, batch)
-        except UnsupportedCallError as error:
-            owner = collector.owner(error.module, switch.models)
-            if owner is None:
-                raise
-            collector.skipped[collector.name_of(error.module)] = error.reason
-            switch.exclude(owner)
-            if order is not None:
-                order.forget()
-            continue
+        ending = nullcontext() if order is None else order.one_pass(batch)
+        with torch.no_grad(), observing(collector), ending, reading(model):
+            _call(where, model, batch)
         if order is None or order.intact:
             collector.commit()
             return

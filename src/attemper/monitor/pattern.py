@@ -31,7 +31,8 @@ class Pattern:
 
     Attributes:
         weights: [Q, K] on the CPU, float64 for float64 queries, float32 otherwise: what is applied to the values,
-            before dropout. A row sums to 1, or to its ``mass`` under a sink or a sigmoid; one that sees no key is 0.
+            before dropout. A row sums to 1, or to its ``mass`` under a sink or a sigmoid; one whose mask hides every
+            key is 0, although an eager attention makes equal weights of the lowest number and NaN of -inf.
         tokens: a label for each query.
         site, head: which head it is.
         key_tokens: a label for each key; those of the queries too, unless it is cross attention or a cache is read.
@@ -136,9 +137,8 @@ def pattern(
     collector = WeightsCollector(
         model, CallContext(), asked=asked, head=head, sequence=sequence, max_weights=max_weights
     )
-    with observation(model, collector) as switch:
-        run("pattern: the batch", model, batch, collector, switch)
-        collector.refuse(switch.refused)
+    with observation(model, collector):
+        run("pattern: the batch", model, batch, collector)
     chosen = _chosen_call(model, collector, site, layer, call)
     heads = chosen.shape[1]
     if head >= heads:

@@ -39,7 +39,6 @@ from attemper.readings.sample import SiteKey
 from attemper.readings.scan import Scan
 from attemper.sites.names import unwrap
 from attemper.sites.padding import CallContext
-from attemper.sites.transformers import Switch
 from attemper.statistics import reading_names
 
 
@@ -64,8 +63,9 @@ def scan(
     Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in. In a
     model of transformers' own classes, in eval mode and without hooks, only the first pass, and each with a larger
     batch, must run to its end: others may end behind their last attention, and readings are the same bit for bit.
-    Models of transformers' attention registry attend here for that time, output and statistics in one pass; every
-    other attention runs as it is and is measured beside. Everything is put back afterwards, whatever happens. Padded
+    Calls of transformers' attention registry are computed here, output and statistics in one pass, with the masks and
+    the meaning that they have for the model's own implementation; every other attention runs as it is and is measured
+    beside. Everything is put back afterwards, whatever happens. Padded
     queries are left out, by the model's 2-D attention masks. Layers that choose their keys (DeepSeek V3.2) have
     ``missed_mass`` as well, or it is among ``skipped`` with the reason.
 
@@ -159,8 +159,8 @@ def block_scan(model: nn.Module, options: ScanOptions, keeper: RowKeeper | None 
     scope = Scope(options.names, options.backend, fewest_keys=few, spans=spans, missed_mass=True)
     collector = Collector(model, CallContext(), scope)
     collector.keeper = keeper
-    with observation(model, collector) as switch:
-        yield BlockScan(model, options, collector, switch)
+    with observation(model, collector):
+        yield BlockScan(model, options, collector)
 
 
 class BlockScan:
@@ -171,10 +171,10 @@ class BlockScan:
         last: rows of the last call of each site, where they were kept.
     """
 
-    def __init__(self, model: nn.Module, options: ScanOptions, collector: Collector, switch: Switch) -> None:
+    def __init__(self, model: nn.Module, options: ScanOptions, collector: Collector) -> None:
         self.batches = 0
         self.last: Mapping[str, Any] = {}
-        self._model, self._options, self._collector, self._switch = model, options, collector, switch
+        self._model, self._options, self._collector = model, options, collector
         self._order = None if options.whole_passes else AttentionOrder(model, collector)
         self._hash = hash_of(unwrap(model))
         self._sites: Totals = {}
@@ -202,7 +202,7 @@ class BlockScan:
         for done, batch in enumerate(batches, 1):
             self.batches += 1
             collector.take_batch(batch)
-            run(f"scan: batch {self.batches}", self._model, batch, collector, self._switch, self._order)
+            run(f"scan: batch {self.batches}", self._model, batch, collector, self._order)
             if on_batch is not None:
                 on_batch(done)
         self.last = collector.last
@@ -226,7 +226,6 @@ class BlockScan:
         Raises:
             InputError: none was.
         """
-        self._collector.refuse(self._switch.refused)
         if not self._sites and not self._dropped:
             raise InputError(why_nothing("scan", self._model, self._collector.skips(())))
 

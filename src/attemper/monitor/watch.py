@@ -367,8 +367,7 @@ class Watch(TapReceiver, RunView):
         with ExitStack() as stack:
             models = registry.pretrained_models(self.model)
             if self._collector.replace:
-                switch = stack.enter_context(registry.switching(self.model))
-                self._collector.refuse(switch.refused)
+                self._collector.refuse(registry.outside_registry(self.model))
             # A wrapper's own arguments have no names: the masks of the model inside it count.
             own = models or [unwrap(self.model)]
             stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))

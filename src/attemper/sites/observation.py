@@ -222,6 +222,8 @@ def report(
     observers = current()
     if not observers:
         return
+    for observer in observers:
+        observer.context.reports += 1
     # What attemper computes here is no attention of the model and needs no graph.
     with mark_reported(), torch.no_grad():
         try:

@@ -118,6 +118,8 @@ class CallContext:
     passes: int = 0
     """How many have been reset: calls of two passes are told apart by it."""
 
+    reports: int = 0
+    """How many calls were reported, whatever became of them."""
     running: list[nn.Module] = field(default_factory=list)
     """Modules whose forward is running, outermost first."""
     fail: Callable[[Exception], None] | None = None

@@ -5,7 +5,8 @@ None, and padding would be ignored. Windows and chunks are in that mask, so ``sl
 
 Every other implementation is met in the look-up of the registry, where functions are wrapped on their way to a model.
 Two wraps may stand there: ``_reporting`` inside of ``_acting``, so that observers see the call as it was acted on. The
-class gets its own method back when both are gone.
+class gets its own method back when both are gone. A scan attends in the place of that function: the model keeps its own
+implementation, with the masks made for it, and each call means here what it means there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -37,6 +38,7 @@ from attemper.sites.observation import (
     Observer,
     Reader,
     UnsupportedCallError,
+    check_mask,
     current,
     guard,
     mark_reported,
@@ -46,6 +48,7 @@ from attemper.sites.tap import tap_call
 from attemper.sites.transformers_arguments import (
     OPTIONS,
     as_eager,
+    is_known,
     reader_of,
     registry_call,
     runs_torch_functions,
@@ -120,18 +123,10 @@ def attention_forward(
     """
     call = registry_call(module, query, key, attention_mask, **given)
     if not torch.compiler.is_compiling() and any(observer.replace for observer in current()):
-        if dropout > 0:
-            raise InputError(
-                "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
-            )
-        try:
-            with _without_mode():
-                result = _attend_here(module, call, value, current()).transpose(1, 2).contiguous()
-            note_output(result, module)
-            return result, None
-        except Exception as error:  # whatever it is, under a watch the model's own attention runs
-            for observer in current():
-                observer.fail(error)
+        with _without_mode():
+            output = _in_place(module, lambda: call, value, dropout)
+        if output is not None:
+            return output, None
     tap_call(call, module)
     mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
     if given.get("softcap") is None and given.get("s_aux") is None:
@@ -166,11 +161,36 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
     raise UnsupportedCallError(module, "its file has no eager attention, which sinks and a softcap need")
 
 
+def _in_place(module: nn.Module, read: Callable[[], AttentionCall], value: Tensor, dropout: float) -> Tensor | None:
+    """The output of our kernel, [B, Q, H, E], whose statistics observers receive; None where the model's own function
+    has to run.
+
+    Raises:
+        InputError: dropout is on.
+    """
+    if dropout > 0:
+        raise InputError(
+            "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
+        )
+    try:
+        call = read()
+        check_mask(module, call)
+    except Exception:  # whatever it is: it is met again, and told, where the call is read beside the model's function
+        return None
+    try:
+        return None if call.packing is not None else _attend_here(module, call, value, current())
+    except Exception as error:  # whatever it is, under a watch the model's own attention runs
+        for observer in current():
+            observer.fail(error)
+    return None
+
+
 def _attend_here(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
     names = tuple(dict.fromkeys(name for observer in observers for name in observer.stats))
     options = replace(call.options, spans=observers[-1].spans(module, call.key.shape[2]))
     names = names_of_call(names, options, call.query, call.key)
     options = replace(options, stats=names, backend=observers[-1].backend)
+    value = value.to(call.query.dtype)
     request = KNOWN.request(type(module).__name__, call.query, call.key, value, call.mask, options)
     tokens = observers[-1].key_tokens(module, call.key.shape[2])
     if tokens is not None:
@@ -180,6 +200,8 @@ def _attend_here(module: nn.Module, call: AttentionCall, value: Tensor, observer
     for observer in observers:
         if stats is not None:
             guard([observer], observer.observe, module, stats, call, request)
+    output = output.transpose(1, 2).contiguous()
+    note_output(output, module)
     return output
 
 
@@ -258,9 +280,11 @@ def _reporting(function: Callable[..., Any], implementation: str, default: Calla
 
 
 class _Reporting:
-    """A registry function that runs as it would and then reports what it was called with.
+    """A registry function whose calls are reported. It runs as it would; under a scan our kernel takes its place where
+    the call is read.
 
     With a keyword that is not known here it reports nothing: the softmax by hand or the SDPA call inside is read then.
+    So is what a function of somebody else's calls inside; where that is nothing known, the call is skipped.
     """
 
     def __init__(self, function: Callable[..., Any], reader: Reader) -> None:
@@ -270,11 +294,25 @@ class _Reporting:
         given = _arguments(args, kwargs)
         if unknown_keywords(given) and runs_torch_functions(self.reader):
             return self.function(module, query, key, value, *args, **kwargs)
+        if not is_known(self.reader):
+            seen = [observer.context.reports for observer in current()]
+            result = self.function(module, query, key, value, *args, **kwargs)
+            if seen == [observer.context.reports for observer in current()]:
+                guard(current(), self._report, module, query, key, value, result, given)
+            return result
         with _without_mode():
+            if any(observer.replace for observer in current()):
+                read = partial(self._read, module, query, key, given)
+                output = _in_place(module, read, value, kwargs.get("dropout", 0.0))
+                if output is not None:
+                    return output, None
             with mark_reported():
                 result = self.function(module, query, key, value, *args, **kwargs)
             guard(current(), self._report, module, query, key, value, result, given)
         return result
+
+    def _read(self, module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> AttentionCall:
+        return replace(self.reader(module, query=query, key=key, **given), places=places((query, key)))
 
     def _report(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, result: Any, given: dict[str, Any]
@@ -368,36 +406,6 @@ def _acting(function: Callable[..., Any], implementation: str, default: Callable
     return forward
 
 
-@dataclass
-class Switch:
-    """Models whose attention runs by our implementation for a while, and those that have no such setting."""
-
-    models: list[nn.Module] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    """Module name (empty for the model itself) -> reason."""
-    _saved: list[tuple[Any, str | None]] = field(default_factory=list)
-
-    def add(self, config: Any) -> None:
-        """Sets our implementation for the models that read this config."""
-        self._saved.append((config, config._attn_implementation_internal))
-        config._attn_implementation_internal = NAME
-
-    def exclude(self, model: nn.Module) -> None:
-        """Gives one model its own implementation back before the others."""
-        config: Any = model.config
-        excluded = [config, *_sub_configs(config)]
-        for saved, implementation in self._saved:
-            if any(saved is other for other in excluded):
-                # Set to attemper by the user, it would only be refused again: eager is what every model has.
-                saved._attn_implementation_internal = "eager" if implementation == NAME else implementation
-        self.models = [other for other in self.models if other.config is not config]
-
-    def restore(self) -> None:
-        """Gives every model its own implementation back."""
-        for config, implementation in self._saved:
-            config._attn_implementation_internal = implementation
-
-
 def pretrained_models(model: nn.Module) -> list[nn.Module]:
     """The transformers models inside ``model``; none where transformers is not even imported."""
     return list(_pretrained_models(model))
@@ -409,39 +417,12 @@ def _pretrained_models(model: nn.Module) -> Iterator[nn.Module]:
         yield from (part for part in model.modules() if isinstance(part, library.PreTrainedModel))
 
 
-@contextmanager
-def switching(model: nn.Module) -> Iterator[Switch]:
-    """Sets our implementation for every registry model inside ``model``; each gets its own back after the block."""
-    state = Switch()
+def outside_registry(model: nn.Module) -> dict[str, str]:
+    """Models of transformers inside ``model`` that do not attend through its registry, by name: why not."""
     models: list[Any] = pretrained_models(model)
-    if models:
-        register()
-    taken: set[int] = set()
-    for module in models:
-        if not module._can_set_attn_implementation():
-            state.refused[names_of(model)[module]] = (
-                f"{type(module).__name__} computes attention with code of its own, not through transformers' registry"
-            )
-            continue
-        state.models.append(module)
-        if id(module.config) not in taken:
-            taken.add(id(module.config))
-            state.add(module.config)
-    for config in [config for config, _ in state._saved]:
-        # Some models give a sub-config to modules that are no PreTrainedModel and that no other way finds.
-        for sub in _sub_configs(config):
-            if id(sub) not in taken:
-                taken.add(id(sub))
-                state.add(sub)
-    try:
-        yield state
-    finally:
-        state.restore()
-
-
-def _sub_configs(config: Any) -> Iterator[Any]:
-    for name in config.sub_configs:
-        sub = getattr(config, name, None)
-        if sub is not None:
-            yield sub
-            yield from _sub_configs(sub)
+    return {
+        names_of(model)[part]: f"{type(part).__name__} computes attention with code of its own, not through "
+        "transformers' registry"
+        for part in models
+        if not part._can_set_attn_implementation()
+    }

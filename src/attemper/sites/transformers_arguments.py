@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,18 +47,28 @@ def reader_of(function: Callable[..., Any], implementation: str) -> Reader:
         if function is known:
             return reader
 
-    def unknown(module: nn.Module, *_: Any, **__: Any) -> AttentionCall:
-        raise UnsupportedCallError(
-            module, f"how {implementation!r} masks is not known here; put attemper.tap beside it"
-        )
+    return partial(_unknown, implementation)
 
-    return unknown
+
+def _unknown(implementation: str, module: nn.Module, *_: Any, **__: Any) -> AttentionCall:
+    raise UnsupportedCallError(module, f"how {implementation!r} masks is not known here; put attemper.tap beside it")
+
+
+def is_known(reader: Reader) -> bool:
+    """Whether a reader knows how its function reads arguments."""
+    return getattr(reader, "func", None) is not _unknown
 
 
 def as_eager(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
-    """Eager's convention: a mask that is added."""
+    """Eager's convention: a mask that is added. Whole numbers are, too."""
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        raise UnsupportedCallError(module, "its eager attention is given a bool mask, which most add as 0 and 1")
+        raise UnsupportedCallError(
+            module,
+            "its eager attention is given a bool mask, which transformers' eager attention adds as 0 and 1, so that it "
+            "hides nothing: pass torch.where(mask, 0.0, torch.finfo(dtype).min), or set attn_implementation='sdpa'",
+        )
+    if isinstance(mask, Tensor) and not mask.is_floating_point():
+        mask = mask.to(query.dtype)
     if given.get("s_aux") is None and getattr(module, "sinks", None) is not None:
         given["s_aux"] = module.sinks
     return registry_call(module, *as_autocast_rounds(query, key), mask, eager=True, **given)
@@ -69,7 +80,10 @@ def runs_torch_functions(reader: Reader) -> bool:
 
 
 def _as_sdpa(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
-    """SDPA's convention: a mask that is bool or added; without one, whether it is causal."""
+    """SDPA's convention: a mask that is bool or added; without one, whether it is causal. Sinks are ignored."""
+    given.pop("s_aux", None)
+    if given.get("softcap") is not None:
+        raise UnsupportedCallError(module, "transformers' SDPA attention takes no softcap")
     return registry_call(module, *as_autocast_rounds(query, key), mask, **given)
 
 
@@ -148,11 +162,14 @@ def registry_call(
     """A call of a registry function whose mask is 4-D or None.
 
     Args:
-        eager: no mask means that nothing is masked; else that the call is causal where its module is.
+        eager: a mask of any type is added, and no mask means that nothing is masked; else the mask is of a type that
+            SDPA takes, and without one the call is causal where its module is.
         given: ``scaling``, ``is_causal``, ``softcap``, ``s_aux``, ``position_bias``, and keywords without effect.
     """
     scaling, causal, softcap, sink, bias = (given.pop(name, None) for name in OPTIONS)
     _refuse_unknown(module, given)
+    if not eager and isinstance(mask, Tensor) and not _sdpa_takes(mask, query):
+        raise UnsupportedCallError(module, f"its mask is {mask.dtype}, and SDPA takes bool, float32 or {query.dtype}")
     if query.dim() != 4:
         raise UnsupportedCallError(
             module, f"its queries are {list(query.shape)} where [batch, heads, tokens, size] is expected"
@@ -163,6 +180,11 @@ def registry_call(
     grouped = query.shape[1] != key.shape[1]
     options = Options(scale=scaling, is_causal=causal, softcap=softcap, sink_logits=sink, enable_gqa=grouped)
     return AttentionCall(query, key, _mask(module, key, mask, bias), options)
+
+
+def _sdpa_takes(mask: Tensor, query: Tensor) -> bool:
+    """Whether SDPA takes a mask of this type. Under autocast it rounds masks, too."""
+    return mask.dtype in (torch.bool, torch.float32, query.dtype) or torch.is_autocast_enabled(query.device.type)
 
 
 def unknown_keywords(given: Mapping[str, Any]) -> list[str]:
