@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper.monitor.call_sites import MOST_CALLS
+from attemper.monitor.call_sites import MOST_CALLS, CallSites
+from attemper.monitor.calls import CallNumber
 from attemper.monitor.scan import ScanOptions, block_scan
 
 HEADS, SIZE, HIDDEN = 2, 4, 8
@@ -358,3 +359,104 @@ def test_loops_of_hundreds_of_calls_stay_within_bounds() -> None:
     (site,) = watch.table().sites
     assert (site.name, site.heads[0].rows) == ("blocks.0", 12 * model.times)
     assert told(watch.table())["blocks.0#*"].startswith("it attends more than 64 times in a pass: the site blocks.0 is")
+
+
+# --- histories ---
+
+
+def steps(model: nn.Module, many: int, store: Any, **options: Any) -> None:
+    with attemper.watch(model, store=store, **options) as watch:
+        watch.step()
+        for _ in range(many):
+            model(batch())
+            watch.step()
+    assert watch.failures == 0
+
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Any]:
+    """Does something as attemper did when all calls of a module were one site."""
+
+    def one_site(self: CallSites, name: str, place: nn.Module, context: Any) -> CallNumber:
+        return CallNumber(name, name, 1, 1, 1, 0, context.passes)
+
+    def run(action: Callable[[], Any]) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(CallSites, "number", one_site)
+            return action()
+
+    return run
+
+
+def test_a_run_goes_on_after_its_site_was_the_mean_of_calls_and_says_so(
+    tmp_path: Any, before: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Looped().train()
+    before(lambda: steps(model, 3, tmp_path / "run"))
+    assert caplog.messages == []
+    steps(model, 3, tmp_path / "run")
+    (said,) = caplog.messages
+    assert "up to step 3 blocks.0 (and 1 more site) is the mean over all calls of its module. From step 5 on it" in said
+    with attemper.open_run(tmp_path / "run") as run:
+        assert {site.name for site in run.sites} == {f"blocks.{block}{n}" for block in (0, 1) for n in ("", "#2", "#3")}
+        assert run.history("rows", "blocks.0", head=0).values.tolist() == [36] * 3 + [12] * 3
+        third = run.history("rows", "blocks.1#3", head=0)
+        assert [row for row in third.values.tolist() if row == row] == [12] * 3
+    caplog.clear()
+    steps(model, 1, tmp_path / "run")
+    assert caplog.messages == []
+
+
+def test_a_run_in_which_calls_became_one_site_goes_on_with_it(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = Early(1).train()
+    with attemper.watch(model, store=tmp_path / "run") as watch:
+        watch.step()
+        for tokens in (3, 3, 2):
+            model(batch(tokens))
+            watch.step()
+    with attemper.watch(model, store=tmp_path / "run") as watch:
+        watch.step()
+        model(batch(3))
+        watch.step()
+        assert names(watch.table()) == ["blocks.0"]
+    assert caplog.messages == []
+    with attemper.open_run(tmp_path / "run") as run:
+        assert run.history("rows", "blocks.0", head=0).values.tolist() == [6, 6, 8, 18]
+        (skipped,) = run.coverage.skipped
+        assert (skipped.name, skipped.mode) == ("blocks.0#*", "train")
+        assert skipped.reason.startswith("it attended 3 times in one pass and 2 times in another")
+
+
+def test_passes_before_the_first_step_that_differ_are_one_site_of_that_step() -> None:
+    model = Early(1).train()
+    with attemper.watch(model) as watch:
+        for tokens in (3, 2, 3):
+            model(batch(tokens))
+        watch.step()
+    assert [(site.name, site.heads[0].rows) for site in watch.table().sites] == [("blocks.0", 2 * (9 + 4 + 9))]
+
+
+# --- beside what was read before ---
+
+
+def test_a_scan_whose_site_was_the_mean_of_calls_is_not_compared_with_the_first_call(
+    before: Any, tmp_path: Any
+) -> None:
+    model, x = nn.ModuleDict({"loop": Looped(1), "plain": Attention()}).eval(), batch()
+    model.forward = lambda x: model["plain"](model["loop"](x))  # type: ignore[method-assign]
+    old, new = before(lambda: attemper.scan(model, [x])), attemper.scan(model, [x])
+    for pair in ((old, new), (new, old)):
+        found = attemper.compare(*pair)
+        assert (found.means, found.only_before, found.only_after) == (("loop.blocks.0",), (), ())
+        assert {head.site for head in found.heads} == {"plain"}
+        said = "loop.blocks.0 is the mean over all calls of its module on one side alone: not compared"
+        assert said in found.summary()
+        assert found.to_dict()["means"] == ["loop.blocks.0"]
+        page = found.to_html(tmp_path / "page.html").read_text()
+        assert "not compared, since they are means over all calls of a module on one side alone: loop.blocks.0" in page
+    assert attemper.compare(new, new).means == ()
+    looped = model["loop"]
+    found = attemper.compare(before(lambda: attemper.scan(looped, [x])), attemper.scan(looped, [x]))
+    assert (found.heads, found.means) == ((), ("blocks.0",))
+    assert "blocks.0 is the mean over" in str(found)
+    found.to_html(tmp_path / "page.html")

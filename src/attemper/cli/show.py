@@ -136,8 +136,8 @@ def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int, language: 
 
 
 def _overview(run: Run, statistic: str, top: int) -> Overview:
+    from attemper.report.run_table import bars_of
     from attemper.store.overview import overview
-    from attemper.store.run_table import bars_of
 
     return overview(run, statistic, bars=bars_of(_console().width), top=top)
 
@@ -156,7 +156,7 @@ def _in_language(found: Overview, language: Language) -> Overview:
 
 
 def _view(found: Overview, console: Console) -> RenderableType:
-    from attemper.store.run_table import table
+    from attemper.report.run_table import table
 
     return table(found, console.width, plain=not console.encoding.startswith("utf"))
 

@@ -186,7 +186,7 @@ class QKClip:
 
     def _unseen(self) -> dict[str, str]:
         """Modules that attend by their code, or seem to, and showed no logits; with the reason."""
-        seen = {self._watch.module_of(site.name).partition("#")[0] for site in self._watch.current}
+        seen = {self._watch.module_of(site.name) for site in self._watch.current}
         attending = all_sites({module: name for name, module in self._modules.items()})
         found = {site.name: "did not run" for site in attending if is_wanted(site.name, self._wanted)}
         found |= {skipped.name: skipped.reason for skipped in self._watch.table().skipped}
@@ -211,7 +211,7 @@ class QKClip:
         """
         joined: dict[str, Tensor] = {}
         for site in self._watch.current:
-            name = self._watch.module_of(site.name).partition("#")[0]
+            name = self._watch.module_of(site.name)
             logits = torch.tensor([-math.inf if head.max_logit is None else head.max_logit for head in site.heads])
             numbers = [head.head for head in site.heads]
             if name in known and known[name].query.is_split and max(numbers) < known[name].query.heads:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attemper import __version__
 from attemper.errors import InputError
-from attemper.readings.labels import by_reason
+from attemper.readings.labels import by_reason, call_of
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.act import modules_with_normalizer
 from attemper.sites.mixers import UNREAD
@@ -79,7 +79,7 @@ def _lines(pairs: Iterable[tuple[str, str]]) -> str:
 
 def unseen_normalizers(model: nn.Module, sites: Iterable[SiteReading]) -> tuple[Skipped, ...]:
     """What no tap shows inside compiled code, where only taps are seen, and a tap measures softmax."""
-    seen = {site.name.partition("#")[0] for site in sites}
+    seen = {call_of(site.name)[0] for site in sites}
     reason = "temper gave it another normalizer than softmax, and no tap measures that inside compiled code"
     return tuple(Skipped(name, reason) for name in modules_with_normalizer(model) if name not in seen)
 

@@ -26,6 +26,7 @@ from attemper.monitor.sample import sample_of
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Transfer
 from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
+from attemper.readings.labels import JOINED
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
 from attemper.store.chunk import as_kept
@@ -243,7 +244,11 @@ class Recorder:
         return self._writer
 
     def _resume(self) -> None:
-        """Finds where the run that goes on began."""
+        """Finds where the run that goes on began, and what it has as one site."""
+        if self._writer is not None and self._writer.earlier is not None:
+            joined = self._writer.earlier.joined
+            self._collector.call_sites.joined |= dict.fromkeys(joined, 0)
+            self._collector.skipped |= {f"{name}{JOINED}": why for (name, _), why in joined.items()}
         with self._earlier() as ranks:
             self.first_step = next(iter(ranks.steps(stop=self._start).tolist()), None)
             self._resumed = True
@@ -296,19 +301,21 @@ class Recorder:
                 self._writer.cover(self._coverage)
 
     def _compare_earlier(self, sample: Sample) -> None:
-        """Says once that the folder held a run of another model."""
+        """Says once that the folder held a run of another model, or one in which sites were of several calls."""
         if self._writer is None or self._writer.earlier is None or self._store is None:
             return
         earlier, self._writer.earlier = self._writer.earlier, None
         model = str(self._about["model"])
         if not earlier.is_of(model, sample.sites, self._collector.modules):
             logger.warning("%s", earlier.warning(self._store.last_name, model, sample.sites, sample.step))
+        elif means := earlier.means(sample.sites):
+            logger.warning("%s", earlier.means_warning(self._store.last_name, means, sample.step))
 
     def _coverage_of(self, sample: Sample) -> Iterator[tuple[SiteKey, str | None]]:
         """Every site that was expected, and why it is not in the sample."""
         collector, mode = self._collector, sample.sites[0].mode
         reasons = {entry.name: entry.reason for entry in collector.skips(sample.sites)}
-        seen = {collector.module_of(label.name).partition("#")[0] for label in sample.sites}
+        seen = {collector.module_of(label.name) for label in sample.sites}
         seen |= {name for name, _, _ in self._coverage}
         for name in collector.expected:
             if name not in seen:

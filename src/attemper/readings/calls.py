@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from attemper.readings.labels import JOINED, call_of, layer_of
+from attemper.readings.labels import JOINED, call_of, is_later_layer, layer_of
 from attemper.readings.sample import SiteLabel
 
 Uneven = Mapping[tuple[str, str], int]
@@ -28,7 +28,7 @@ def uneven(parts: Iterable[Iterable[SiteLabel]]) -> Uneven:
         for at, labels in calls.items():
             numbers = frozenset(call_of(label.name)[1] for label in labels)
             seen.setdefault(at, set()).add(numbers)
-            if any(label.layer != layer_of(label.name) for label in labels):
+            if any(is_later_layer(label.name, label.layer) for label in labels):
                 repeated.setdefault(at, set()).add(numbers)
     return {
         at: max((max(numbers) for numbers in several - repeated[at]), default=1)

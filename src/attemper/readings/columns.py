@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from attemper.readings.labels import call_of, is_later_layer
 from attemper.readings.laws import Array
 from attemper.readings.sample import Sample, SiteKey, SiteLabel
 
 
+def _module(site: SiteLabel) -> SiteKey:
+    return call_of(site.name)[0], site.kind, site.mode
+
+
 class Columns:
-    """Where the heads of every site stand. A site that comes back with other heads is another site."""
+    """Where the heads of every site stand. A site that comes back with other heads is another site. So is one that
+    comes back as a call of its module where it was the mean over all calls, or the other way round.
+    """
 
     def __init__(self) -> None:
         self.sites: list[SiteLabel] = []
@@ -19,7 +26,11 @@ class Columns:
         """[H] which of ``sites`` a head is of."""
         self.in_training = np.empty(0, bool)
         """[H]"""
-        self._firsts: dict[tuple[SiteKey, range], int] = {}
+        self.replaced = np.empty(0, bool)
+        """[H] whether the sample has other sites of the same module: of each call, where it was one of all, or back."""
+        self._apart: list[bool] = []
+        """Of each of ``sites``: whether each call of its module was one."""
+        self._firsts: dict[tuple[SiteKey, range, bool], int] = {}
         self._sample: tuple[SiteLabel, ...] = ()
         self._places: slice | np.ndarray = slice(0)
 
@@ -31,14 +42,20 @@ class Columns:
         if sites is self._sample or sites == self._sample:
             return False
         before = len(self)
-        new = [site for site in sites if (site.key, site.head_numbers) not in self._firsts]
-        for place, site in enumerate(new, len(self.sites)):
-            self._firsts[site.key, site.head_numbers] = len(self.site)
+        calls = {_module(site) for site in sites if is_later_layer(site.name, site.layer)}
+        keys = {(site.key, site.head_numbers, _module(site) in calls): site for site in sites}
+        new = {key: site for key, site in keys.items() if key not in self._firsts}
+        for place, (key, site) in enumerate(new.items(), len(self.sites)):
+            self._firsts[key] = len(self.site)
             self.site = np.concatenate([self.site, np.full(site.heads, place)])
-        self.sites += new
-        self.starts = np.array([self._firsts[site.key, site.head_numbers] for site in self.sites])
+        self.sites += new.values()
+        self._apart += [key[2] for key in new]
+        self.starts = np.array(list(self._firsts.values()))
         self.in_training = np.array([self.sites[place].mode == "train" for place in self.site], bool)
-        firsts = [self._firsts[site.key, site.head_numbers] for site in sites]
+        here = {_module(site): key[2] for key, site in keys.items()}
+        replaced = [here.get(_module(site), own) != own for site, own in zip(self.sites, self._apart, strict=True)]
+        self.replaced = np.array(replaced, bool)[self.site]
+        firsts = [self._firsts[key] for key in keys]
         parts = [np.arange(first, first + site.heads) for first, site in zip(firsts, sites, strict=True)]
         places = np.concatenate([np.empty(0, np.int64), *parts])
         in_order = len(places) and (np.diff(places) == 1).all()

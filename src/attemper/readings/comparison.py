@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from attemper.checks import one_of
 from attemper.errors import InputError, MissingExtraError
+from attemper.readings.labels import call_of, is_later_layer
 from attemper.readings.reading import Reading, SiteReading
 from attemper.readings.sample import SiteKey
 from attemper.readings.schema import SCHEMA
@@ -88,6 +89,8 @@ class Comparison:
         heads: a ``HeadChange`` for each head of the sites that both have, the largest change of normalised entropy
             first; then by the other statistics in their order. A head that lost its number, or got one, comes first.
         only_before, only_after: names of sites that the other scan does not have.
+        means: names of sites that are the mean over all calls of a module in one scan and its first call in the other:
+            they are not compared, and no site of these calls is among the others.
     """
 
     before: str
@@ -98,6 +101,7 @@ class Comparison:
     tokens: tuple[int, int] | None = None
     runs: tuple[Any, Any] | None = None
     """The two runs, where runs were compared: the page shows their histories, and reads them then."""
+    means: tuple[str, ...] = ()
 
     @classmethod
     def between(cls, before: Reading, after: Reading, names: tuple[str, str] | None = None) -> Self:
@@ -118,12 +122,16 @@ class Comparison:
                 f"compare: the two scans have no site in common. Before: {_names(sites)}. After: {_names(others)}. "
                 "They must be of the same architecture, and both in training or both in evaluation."
             )
-        heads = [change for key in shared for change in _changes(key, sites[key], others[key])]
+        means = (_means(sites, others) | _means(others, sites)) & set(shared)
+        heads = [change for key in shared if key not in means for change in _changes(key, sites[key], others[key])]
         heads.sort(key=lambda head: [head.size(statistic) for statistic in STATISTICS], reverse=True)
         first, second = names or (before.model, after.model)
-        only_before = tuple(key[0] for key in sites if key not in others)
-        only_after = tuple(key[0] for key in others if key not in sites)
-        return cls(first, second, tuple(heads), only_before, only_after, (before.tokens, after.tokens))
+        only_before, only_after = (
+            tuple(key[0] for key in one if key not in other and _first_call(key) not in means)
+            for one, other in ((sites, others), (others, sites))
+        )
+        told = tuple(key[0] for key in shared if key in means)
+        return cls(first, second, tuple(heads), only_before, only_after, (before.tokens, after.tokens), means=told)
 
     def largest(self, statistic: str, count: int = 10) -> tuple[HeadChange, ...]:
         """The heads in which a statistic changed most, whichever way.
@@ -159,6 +167,7 @@ class Comparison:
             "heads": [head.to_dict() for head in self.heads],
             "only_before": list(self.only_before),
             "only_after": list(self.only_after),
+            **({"means": list(self.means)} if self.means else {}),
         }
 
     def to_json(self, indent: int | None = None) -> str:
@@ -300,6 +309,16 @@ def _changes(key: SiteKey, before: SiteReading, after: SiteReading) -> Iterator[
         yield HeadChange(*key, head.head, before.layer, pairs)
 
 
+def _means(sites: Mapping[SiteKey, SiteReading], others: Mapping[SiteKey, SiteReading]) -> set[SiteKey]:
+    """Sites of modules each of whose calls is a site here, and none but the first there."""
+    calls = {_first_call(key) for key, site in sites.items() if is_later_layer(site.name, site.layer)}
+    return calls - {_first_call(key) for key in others if _first_call(key) != key}
+
+
+def _first_call(key: SiteKey) -> SiteKey:
+    return call_of(key[0])[0], *key[1:]
+
+
 def _names(sites: Mapping[SiteKey, SiteReading]) -> str:
     listed = [f"{name} ({mode})" for name, _, mode in list(sites)[:3]]
     return ", ".join(listed) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "") if listed else "none"
@@ -320,6 +339,9 @@ def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
         yield f"{count(lost, 'head has', 'heads have')} a number on one side only"
     if alone := len(comparison.only_before) + len(comparison.only_after):
         yield f"{count(alone, 'site is', 'sites are')} on one side only"
+    for name in comparison.means[:1]:
+        more = f" (and {count(len(comparison.means) - 1, 'more site')})" if len(comparison.means) > 1 else ""
+        yield f"{name}{more} is the mean over all calls of its module on one side alone: not compared"
     first, second = comparison.tokens or (0, 0)
     if first != second:
         yield f"the texts differ ({first:,} and {second:,} tokens), which changes numbers, too"

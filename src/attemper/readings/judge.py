@@ -198,7 +198,7 @@ class Judge:
             old = self._before.kinds[kind.name]
             taken = bool(kind.part_of) and kinds[kind.part_of].on.any()
             whole = self._whole(kinds[kind.part_of].on) if taken else nowhere
-            held_back = whole | (kind.trained and near > 0)
+            held_back = whole | self._columns.replaced | (kind.trained and near > 0)
             new = kinds[kind.name] = self._follow(kind, old, held_back, found, step)
             if new is old:
                 continue

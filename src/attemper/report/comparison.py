@@ -163,6 +163,7 @@ def _summary(document: Mapping[str, Any], columns: Sequence[Column]) -> Message:
     many = sum(any(before != after for before, after in (_pair(head, key) for key in keys)) for head in heads)
     total = message("count.heads", n=len(heads))
     alone, tokens = len(document["only_before"]) + len(document["only_after"]), document["tokens"]
+    means = document.get("means", ())
     lost = 0 if one is None else sum((None in (p := _pair(head, one.quantity.name))) and p[0] != p[1] for head in heads)
     return message(
         "compared.said",
@@ -170,6 +171,7 @@ def _summary(document: Mapping[str, Any], columns: Sequence[Column]) -> Message:
         mean="" if one is None or one.before is None else _mean_said(one, heads),
         lost=message("compared.lost", n=lost) if lost else "",
         alone=message("compared.alone", n=alone) if alone else "",
+        means=message("compared.means", sites=cut(clean(", ".join(means)), 200)) if means else "",
         texts=message("compared.texts", **tokens) if tokens and tokens["before"] != tokens["after"] else "",
     )
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
+from attemper.readings.labels import JOINED, call_of, is_later_layer
 from attemper.readings.sample import SiteLabel
 from attemper.store.schema import Tables
 from attemper.text import clean_name, count
@@ -21,14 +22,18 @@ class Earlier:
     known: frozenset[str] | None
     """Names of modules that attend, read or not; None where only some were watched."""
     last_step: int
+    joined: Mapping[tuple[str, str], str]
+    """(Name, mode) of modules whose calls were one site, and why."""
 
     @classmethod
     def of(cls, tables: Tables, last_step: int) -> Earlier:
         about = {name: json.loads(value) for name, value in tables.rows("SELECT name, value FROM about")}
         heads = {(name, kind): heads for name, kind, heads in tables.rows("SELECT name, kind, heads FROM site")}
-        expected = {_module(name) for (name,) in tables.rows("SELECT name FROM coverage")}
+        covered = tables.rows("SELECT name, mode, reason FROM coverage")
+        expected = {_module(name) for name, _, _ in covered}
         known = None if about.get("sites") else frozenset(expected | {_module(name) for name, _ in heads})
-        return cls(str(about.get("model") or ""), heads, known, last_step)
+        joined = {(_module(name), mode): why for name, mode, why in covered if name.endswith(JOINED) and why}
+        return cls(str(about.get("model") or ""), heads, known, last_step, joined)
 
     def is_of(self, model: str, sites: Sequence[SiteLabel], modules: Container[str]) -> bool:
         """Whether it was a run of the same model, as far as can be told.
@@ -43,8 +48,23 @@ class Earlier:
         if any(self.heads.get((site.name, site.kind), site.heads) != site.heads for site in sites):
             return False
         seen = {_module(site.name) for site in sites}
-        gone = [name for name, _ in self.heads if _module(name) not in seen and _module(name) not in modules]
+        gone = [name for name, _ in self.heads if _module(name) not in seen and not _is_in(modules, name)]
         return not gone and (self.known is None or seen <= self.known)
+
+    def means(self, sites: Sequence[SiteLabel]) -> list[str]:
+        """Sites that were the mean over the calls of a module, each of which is a site now."""
+        calls = {(call_of(one.name)[0], one.kind) for one in sites if is_later_layer(one.name, one.layer)}
+        told_apart = {(_module(name), kind) for name, kind in self.heads if name != _module(name)}
+        return [name for name, kind in self.heads if (name, kind) in calls - told_apart]
+
+    def means_warning(self, folder: str, names: Sequence[str], step: int) -> str:
+        """What to say of ``means``."""
+        more = f" (and {count(len(names) - 1, 'more site')})" if len(names) > 1 else ""
+        return (
+            f"attemper: {clean_name(folder)}: up to step {self.last_step} {clean_name(names[0])}{more} is the mean "
+            f"over all calls of its module. From step {step} on it is the first call, the others are sites of their "
+            "own (#2, ...), and alarms take it for a new site."
+        )
 
     def warning(self, folder: str, model: str, sites: Sequence[SiteLabel], step: int) -> str:
         """What to say where it was a run of another model."""
@@ -56,9 +76,13 @@ class Earlier:
         )
 
 
+def _is_in(modules: Container[str], site: str) -> bool:
+    return site in modules or _module(site) in modules
+
+
 def _module(site: str) -> str:
     """Name of a site without the number of the call."""
-    return site.partition("#")[0]
+    return call_of(site.removesuffix(JOINED))[0]
 
 
 def _description(model: str, heads: Collection[int]) -> str:
