@@ -11,7 +11,7 @@ import pytest
 
 import attemper
 from attemper.fingerprints.explain import ORDER
-from attemper.fingerprints.explanation import HARMLESS
+from attemper.fingerprints.explanation import HARMLESS, TRANSFORMS
 from attemper.fingerprints.levels import STAGES, levels
 from attemper.report.explanation import MOST_SITES, explanation_page, write_explanation
 from attemper.report.texts import texts
@@ -85,7 +85,7 @@ def test_every_kind_and_stage_has_words():
     said = {key.rpartition(".")[2] for key in texts("en") if key.startswith("explained.said.")}
     sizes = {fault.kind for fault in FAULTS for size in fault.sizes if fault.value(tiny("llama"), size) is not None}
     assert said == {*sizes, "causality"}
-    kinds = {*HARMLESS, *(fault.kind for fault in FAULTS), "scores"}
+    kinds = {*HARMLESS, *TRANSFORMS, *(fault.kind for fault in FAULTS), "scores", "output"}
     assert {f"explained.kind.{kind}" for kind in kinds} == {key for key in texts("en") if "explained.kind." in key}
     assert {f"explained.stage.{stage}" for stage in ORDER} == {key for key in texts("en") if "explained.stage." in key}
 

@@ -97,7 +97,7 @@ def tiny(
     torch.manual_seed(seed)
     kind = getattr(transformers, f"{prefix}Model")
     model = kind(config).eval()
-    _as_if_trained(model, torch.Generator().manual_seed(seed + 1))
+    as_if_trained(model, torch.Generator().manual_seed(seed + 1))
     return _found(name, model, dtype)
 
 
@@ -108,7 +108,7 @@ def _found(name: str, model: Any, dtype: torch.dtype) -> Tiny:
     return Tiny(name, model, attentions, heads=model.config.num_attention_heads)
 
 
-def _as_if_trained(model: nn.Module, generator: torch.Generator) -> None:
+def as_if_trained(model: nn.Module, generator: torch.Generator) -> None:
     """Weights of some size, biases and norms that are not trivial, queries and keys that tell tokens apart."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -13,12 +13,12 @@ from dataclasses import replace
 import numpy as np
 
 from attemper.errors import InputError
-from attemper.fingerprints import floor
+from attemper.fingerprints import equivalence, floor
 from attemper.fingerprints.align import align
 from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors
 from attemper.fingerprints.explanation import Explanation, Remark
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
-from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.pair import SitePair, level_of_rows, rotates
 from attemper.fingerprints.record import Fingerprint
 from attemper.text import clean_name
 
@@ -40,8 +40,12 @@ SURE = 4.0
 """A factor of all products that no single one shows is sure from so many levels of vectors on: rounding of weights
 shifts it, too.
 """
-ORDER = ("residual", "input", "q and k", "visible keys", "final score", "kept mass", "head output")
-"""Stages of a site."""
+ORDER = ("residual", "input", "q and k", "visible keys", "final score", "kept mass", "head output", "model output")
+"""Stages of a site, and of what is behind the last."""
+SMALLER = 0.6
+"""Queries or keys do not follow what enters the attention if they differ by so much less."""
+TAKEN_BACK = 0.02
+"""A cause that leaves so little of how queries and keys differ says that what enters the attention does not."""
 
 
 def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
@@ -66,14 +70,16 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
             raise InputError(
                 f"explain({name}) must be a fingerprint, of attemper.fingerprint, got {type(one).__name__}."
             )
-    pairs = align(a, b)
+    pairs = [equivalence.in_order(pair) for pair in align(a, b)]
     own = [_own(pair) for pair in pairs]
     walk = _Walk(pairs, own)
     for pair, findings in zip(pairs, own, strict=True):
         found = walk.first_at(pair, findings)
         if found is not None:
             return walk.explanation(pair, found)
-    return walk.without_cause()
+    level = equivalence.output_level(a.output, b.output)
+    found = walk.behind(level)
+    return walk.without_cause(level) if found is None else walk.explanation(pairs[-1], found)
 
 
 def _some(found: Finding | None) -> list[Finding]:
@@ -96,33 +102,85 @@ class _Walk:
 
     def first_at(self, pair: SitePair, own: list[Finding]) -> Finding | None:
         """The first cause at this site, if it has one."""
-        found = self._entering(pair) or self._vectors(pair, own)
-        if self._equivalent and self._equivalent[-1][0] is pair:
-            # What queries and keys are longer by, the multiplier takes back.
-            own[:] = [one for one in own if one.kind not in ("scale", "logn")]
-        found = found or _earliest(own) or self._scores(pair) or outputs.values(pair)
-        self._before = floor.after(pair)
-        return found
-
-    def _entering(self, pair: SitePair) -> Finding | None:
-        """What enters the block, or the attention."""
+        floor.enter(pair, self._before)
         before = floor.residual(self._before, pair.eps)
         entering = level_of_rows(pair.residual)
-        for stage, level, expected in (
-            ("residual", entering, before),
-            ("input", level_of_rows(pair.input), floor.entering(pair)),
-        ):
-            times = float(floor.times(level, expected))
-            if times > 1:
-                what = "its block" if stage == "residual" else "the attention"
-                words = f"what enters {what} differs by {level:.2g} of its size, where rounding explains {expected:.2g}"
-                return Finding("input", stage, 0.0, None, None, words)
-            if times > floor.EDGE:
-                self._small.append((pair, stage, times))
+        found = self._entering(pair, "residual", entering, before)
+        if found is not None:
+            return found
         rows = pair.residual[~np.isnan(pair.residual)]
         if len(rows) and float(floor.times(rows.max(), before)) > 2 and rows.max() > 8 * max(entering, pair.eps):
             self._few.append(pair)
+        moved = self._entering(pair, "input", level_of_rows(pair.input), floor.entering(pair))
+        found = self._vectors(pair, own) or self._scores(pair)
+        if moved is not None:
+            if not self._takes_back(pair, found):
+                return moved
+            self._note(pair, "input", *equivalence.of_input(pair))
+        found = found or _earliest(own) or self._values(pair)
+        if found is None and pair.order is not None:
+            words = f"heads of run b are those of {', '.join(map(str, np.argsort(pair.order)[:16]))} of run a"
+            self._note(pair, "q and k", "permuted", words + ", and so are columns of the output projection")
+        if found is None and pair.a.kv_heads != pair.b.kv_heads:
+            self._note(
+                pair, "q and k", "repeated", "keys and values of one run stand once for each head that reads them"
+            )
+        self._before = floor.after(pair, self._before)
+        return found
+
+    def _note(self, pair: SitePair, stage: str, transform: str, words: str) -> None:
+        """Takes note of what differs without effect."""
+        self._equivalent.append((pair, Finding(transform, stage, 0.0, message=words)))
+
+    def _entering(self, pair: SitePair, stage: str, level: float, expected: float) -> Finding | None:
+        """What enters the block, or the attention."""
+        times = float(floor.times(level, expected))
+        if times > 1:
+            what = "its block" if stage == "residual" else "the attention"
+            words = f"what enters {what} differs by {level:.2g} of its size, where rounding explains {expected:.2g}"
+            return Finding("input", stage, 0.0, None, None, words)
+        if times > floor.EDGE:
+            self._small.append((pair, stage, times))
         return None
+
+    def _takes_back(self, pair: SitePair, found: Finding | None) -> bool:
+        """Whether weights take back that what enters the attention differs: a stream that was rotated, or queries or
+        keys that are the same, or differ by a cause that leaves nothing.
+        """
+        if not equivalence.is_known(pair):
+            return False
+        noted = bool(self._equivalent) and self._equivalent[-1][0] is pair
+        if noted or rotates(pair, "residual") or (found is not None and found.residual <= TAKEN_BACK):
+            return True
+        if not pair.vectors:
+            return found is None
+        # Rounding may hide a small difference: it must be smaller than what entered.
+        level, vector = SMALLER * level_of_rows(pair.input), floor.vectors(pair)
+        return any(
+            (floor.times(part, vector) <= 1).all() and np.mean(part) < level
+            for part in (pair.query_level, pair.key_level)
+        )
+
+    def _values(self, pair: SitePair) -> Finding | None:
+        """Head outputs, unless what follows takes back how they differ."""
+        found = outputs.values(pair)
+        if found is None or not equivalence.agrees(pair):
+            return found
+        words = "head outputs differ, and what the attention or its block gives does not"
+        self._note(pair, "head output", equivalence.of_outputs(pair), words)
+        return None
+
+    def behind(self, level: float | None) -> Finding | None:
+        """What the model gives, where no attention differs."""
+        pair = self.pairs[-1]
+        expected = floor.residual(self._before, pair.eps)
+        if level is None or floor.times(level, expected) <= 1:
+            return None
+        words = (
+            f"what the model gives differs by {level:.2g} of its size, where rounding explains {expected:.2g}: what is "
+            "behind the last attention does"
+        )
+        return Finding("output", "model output", 0.0, None, None, words)
 
     def _vectors(self, pair: SitePair, own: list[Finding]) -> Finding | None:
         """Queries and keys."""
@@ -146,7 +204,14 @@ class _Walk:
             words = "queries and keys differ" if best is None else best.message
             relative = float((pair.score_level / np.maximum(pair.score_size, 1e-300)).max())
             words += f", and so does what makes scores of them: final scores agree to {relative:.1g} of their size"
-            self._equivalent.append((pair, Finding("equivalent", "q and k", 0.0, None, None, words)))
+            self._note(pair, "q and k", equivalence.of_vectors(pair), words)
+            # What queries and keys are longer by, the multiplier takes back.
+            own[:] = [one for one in own if one.kind not in ("scale", "logn")]
+            return None
+        if _is_equivalent(pair, pair.product_level):
+            self._note(
+                pair, "q and k", equivalence.of_vectors(pair), "queries and keys differ, and their products do not"
+            )
             return None
         if best is not None:
             return best
@@ -175,6 +240,9 @@ class _Walk:
     def explanation(self, pair: SitePair, found: Finding) -> Explanation:
         """What was found, where else it is, and what else each run shows by itself."""
         also = self._also(pair, found)
+        if found.kind in ("input", "values", "head_order") and not equivalence.is_known(pair):
+            words = "; one file does not say whether other weights take it back: take both fingerprints again"
+            found = replace(found, message=found.message + words)
         if not found.own:
             return Explanation.of(pair, found, None, len(self.pairs), also)
         return Explanation.of(pair, found, self._sites_with(found.kind), len(self.pairs), also)
@@ -190,16 +258,32 @@ class _Walk:
             for one in own:
                 if one.kind not in (found.kind, "scores") and one.kind not in seen:
                     seen[one.kind] = Remark(one.kind, clean_name(other.a.name), one.stage, one.value, one.message)
+        return (*seen.values(), *self._transforms())
+
+    def _transforms(self) -> tuple[Remark, ...]:
+        """What differs without effect; each transform once."""
+        seen: dict[str, Remark] = {}
         for other, one in self._equivalent:
             seen.setdefault(one.kind, Remark(one.kind, clean_name(other.a.name), one.stage, one.value, one.message))
         return tuple(seen.values())
 
-    def without_cause(self) -> Explanation:
-        """No stage of any site is beyond rounding."""
+    def without_cause(self, level: float | None) -> Explanation:
+        """No stage of any site is beyond rounding, or what is has no effect.
+
+        Args:
+            level: how far apart what the models give is; None where that is not known.
+        """
         if self._equivalent:
-            pair, found = self._equivalent[0]
-            return Explanation.of(pair, found, len(self._equivalent), len(self.pairs), ())
-        if all(pair.identical for pair in self.pairs):
+            first = self._equivalent[0][0]
+            found = min(
+                (one for pair, one in self._equivalent if pair is first), key=lambda one: ORDER.index(one.stage)
+            )
+            said = "was not kept in both" if level is None else f"agrees to {level:.1g} of its size"
+            words = f"the same function in other weights, and what the model gives {said}"
+            found = Finding("equivalent", found.stage, 0.0, message=words)
+            sites = len({other.number for other, _ in self._equivalent})
+            return Explanation.of(first, found, sites, len(self.pairs), self._transforms())
+        if not level and all(pair.identical for pair in self.pairs):
             return Explanation.plain("none", "every number of both fingerprints is the same")
         if self._few:
             found = Finding(
@@ -237,12 +321,12 @@ MENDED = 1e-3
 """Final scores agree if so little is left of what queries and keys differ by: a scale that was set with few digits."""
 
 
-def _is_equivalent(pair: SitePair) -> bool:
-    """Whether final scores agree though queries and keys do not."""
+def _is_equivalent(pair: SitePair, scores: np.ndarray | None = None) -> bool:
+    """Whether scores (None: final ones) agree though queries and keys do not."""
     if any((pair.a.counts[name] != pair.b.counts[name]).any() for name in ("visible_keys", "first_visible")):
         return False
     apart = np.hypot(pair.query_level, pair.key_level.max()) / np.sqrt(pair.a.head_dim)
-    final = pair.score_level / np.maximum(pair.score_size, 1e-300)
+    final = (pair.score_level if scores is None else scores) / np.maximum(pair.score_size, 1e-300)
     before = np.maximum(apart, pair.raw_level)
     agree = (floor.times(final, floor.products(pair)) < 1) | (final < MENDED * before)
     return bool(agree.all() and (final < 0.2 * before).any())

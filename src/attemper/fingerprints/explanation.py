@@ -12,6 +12,8 @@ from attemper.text import clean_name
 
 HARMLESS = ("none", "rounding", "few_tokens", "equivalent", "too_small")
 """Kinds that are no fault."""
+TRANSFORMS = ("rescaled", "rotated", "folded", "permuted", "repeated", "shifted")
+"""Kinds of remarks: how other weights make the same function."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,18 @@ class Explanation:
     Attributes:
         kind: "none", "rounding", "few_tokens", "equivalent", "too_small", "input", "scale", "softcap", "logn",
             "key_shift", "distance_bias", "window", "causality", "padding", "sink", "rotary", "head_order", "grouping",
-            "key_rounding", "bias", "weights", "values" or "scores" (which differ, by no rule that is known).
+            "key_rounding", "bias", "weights", "values" or "scores" (which differ, by no rule that is known), "output"
+            (what is behind the last attention).
         site: name in run a of the first site that differs; None where none does.
-        stage: "residual", "input", "q and k", "visible keys", "final score", "kept mass" or "head output".
+        stage: "residual", "input", "q and k", "visible keys", "final score", "kept mass", "head output" or
+            "model output".
         extent: how many sites show it, and which heads where not all do. Where only what both runs have tells it, as
             in queries and keys, later sites differ already by what enters them: "from site 3 of 12 on".
         value: its number: factor, cap, length, base, bits; None where there is none.
         residual: what the cause leaves of the squared difference, 0 to 1.
         confidence: "high", "medium" or "low".
-        also: other findings.
+        also: other findings, and of an equivalent pair the transforms: "rescaled", "rotated", "folded", "permuted",
+            "repeated", "shifted".
         message: all of it in words.
     """
 

@@ -177,7 +177,8 @@ def _output(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Model
 
 
 def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: facts[name] for name in _FACTS if name != "kept_heads"}
+    given = {name: facts[name] for name in _FACTS if name not in ("kept_heads", "width")}
+    given["width"] = facts.get("width")  # from version 3 on
     kept = facts.get("kept_heads")  # files of before 0.2.0 keep all heads
     given["kept_heads"] = None if kept is None else tuple(map(int, kept))
     given["inv_freq"] = None if facts["inv_freq"] is None else tuple(map(float, facts["inv_freq"]))

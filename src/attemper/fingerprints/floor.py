@@ -26,12 +26,21 @@ class Before:
     residual: float = 0.0
     output: float = 0.0
     """Of the head outputs of the block before."""
+    most: float = 0.0
+    """The largest of any block before, of which an encoder's is one."""
 
 
-def after(pair: SitePair) -> Before:
+def enter(pair: SitePair, before: Before) -> None:
+    """Takes note of what cross attention may read."""
+    if pair.a.kind == "cross":
+        pair.source = before.most
+
+
+def after(pair: SitePair, before: Before) -> Before:
     """How far they are apart when the next block begins."""
-    heads = [level_of_rows(rows) for rows in pair.output]
-    return Before(max(level_of_rows(pair.residual), level_of_rows(pair.input)), float(np.mean(heads)) if heads else 0.0)
+    heads = np.mean([level_of_rows(rows) for rows in pair.output])
+    entered, gave = max(level_of_rows(pair.residual), given(pair)), _unless_more(heads, float(outputs(pair).mean()))
+    return Before(entered, gave, max(before.most, math.hypot(entered, gave)))
 
 
 def residual(before: Before, eps: float) -> float:
@@ -44,9 +53,19 @@ def entering(pair: SitePair) -> float:
     return pair.eps * math.hypot(level_of_rows(pair.residual) / pair.eps, 0.9)
 
 
+def given(pair: SitePair) -> float:
+    """What enters the attention, as far as rounding."""
+    return _unless_more(level_of_rows(pair.input), entering(pair))
+
+
+def _unless_more(level: float, expected: float) -> float:
+    """A level; what is expected where it is more than rounding: a fault, or weights behind it take it back."""
+    return expected if times(level, expected) > 1 else level
+
+
 def vectors(pair: SitePair) -> float:
     """Queries and keys, by what enters the attention."""
-    return 1.25 * pair.eps * math.hypot(level_of_rows(pair.input) / pair.eps, 1.1)
+    return 1.25 * pair.eps * math.hypot(max(given(pair), pair.source) / pair.eps, 1.1)
 
 
 def products(pair: SitePair) -> float:
@@ -56,8 +75,14 @@ def products(pair: SitePair) -> float:
 
 def outputs(pair: SitePair) -> np.ndarray:
     """[H]: head outputs, by what enters the attention and by how far scores are apart."""
-    entering = math.hypot(level_of_rows(pair.input) / pair.eps, 2.0)
+    entering = math.hypot(max(given(pair), pair.source) / pair.eps, 2.0)
     return pair.eps * np.hypot(entering, 0.7 * pair.score_level / pair.eps)
+
+
+def states(pair: SitePair, name: str) -> float:
+    """What the module that attends gives, or its block adds: as head outputs; the sum with what enters rounds, too."""
+    sizes = [np.median(part[:, 0]) for part in (pair.a.residual, getattr(pair.a, name))]
+    return math.hypot(float(outputs(pair).mean()), pair.eps * sizes[0] / sizes[1] if name == "change" else 0.0)
 
 
 def times(level: float | np.ndarray, expected: float | np.ndarray) -> np.ndarray:

@@ -42,8 +42,9 @@ def levels(a: Fingerprint, b: Fingerprint) -> list[SiteLevels]:
     """
     found, before = [], floor.Before()
     for pair in align(a, b):
+        floor.enter(pair, before)
         found.append(_of(pair, floor.residual(before, pair.eps)))
-        before = floor.after(pair)
+        before = floor.after(pair, before)
     return found
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attemper.fingerprints.record import SiteFingerprint
+from attemper.fingerprints.record import GRAMS, SiteFingerprint
 
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-23}
 """Largest relative error of rounding once. What is kept of float64 is float32."""
@@ -22,6 +22,10 @@ class SitePair:
     number: int
     a: SiteFingerprint
     b: SiteFingerprint
+    order: tuple[int, ...] | None = None
+    """Which heads of run b stand in place of its own; None: its own."""
+    source: float = 0.0
+    """How far apart rounding may bring what keys of cross attention are made of."""
 
     @cached_property
     def eps(self) -> float:
@@ -64,7 +68,13 @@ class SitePair:
     @cached_property
     def residual(self) -> np.ndarray:
         """[R]: relative difference of what enters the block."""
-        return sketch_difference(self.a.residual, self.b.residual)
+        return self.states("residual")
+
+    def states(self, name: str) -> np.ndarray:
+        """[R]: relative difference of one of ``GRAMS``; by inner products, if these say that it was rotated."""
+        place, width = GRAMS.index(name), self.a.width or 1
+        own = sketch_difference(getattr(self.a, name), getattr(self.b, name))
+        return unless_rotated(own, self.a.grams[:, place], self.b.grams[:, place], width)
 
     @cached_property
     def input(self) -> np.ndarray:
@@ -98,12 +108,14 @@ class SitePair:
     @cached_property
     def score_level(self) -> np.ndarray:
         """[H]: difference of final scores in the pairs that both see, less the mean of each row: what moves weights."""
-        both = np.isfinite(self.a.final) & np.isfinite(self.b.final)
-        change = np.where(both, np.where(both, self.b.final, 0.0) - np.where(both, self.a.final, 0.0), 0.0)
-        count = both.sum(-1, keepdims=True)
-        change = np.where(both, change - change.sum(-1, keepdims=True) / np.maximum(count, 1), 0.0)
-        rows = np.sqrt((change**2).sum(-1) / np.maximum(count[..., 0], 1))
-        return np.array([level_of_rows(row) for row in rows])
+        return _moved(self.a.final, self.b.final)
+
+    @cached_property
+    def product_level(self) -> np.ndarray:
+        """[H]: the same of products q.k, in units of scores."""
+        hidden = ~np.isfinite(self.a.final)
+        middle = np.median(np.abs(self.a.statistics["multiplier"]), 1)
+        return middle * _moved(*(np.where(hidden, np.nan, site.raw) for site in (self.a, self.b)))
 
     @cached_property
     def score_size(self) -> np.ndarray:
@@ -130,11 +142,52 @@ class SitePair:
         return same and all(np.array_equal(a.counts[name], b.counts[name]) for name in a.counts)
 
 
+def _moved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """[H]: difference of the numbers of rows [H, R, PAIRS] that both have, less the mean of each row."""
+    both = np.isfinite(a) & np.isfinite(b)
+    change = np.where(both, np.where(both, b, 0.0).astype(np.float64) - np.where(both, a, 0.0), 0.0)
+    count = both.sum(-1, keepdims=True)
+    change = np.where(both, change - change.sum(-1, keepdims=True) / np.maximum(count, 1), 0.0)
+    rows = np.sqrt((change**2).sum(-1) / np.maximum(count[..., 0], 1))
+    return np.array([level_of_rows(row) for row in rows])
+
+
+ROTATED = 0.25
+"""States were rotated if inner products say that they differ by so much less than they do as they are ..."""
+_TURNED = 0.02
+"""... and they do by more than this."""
+
+
+def unless_rotated(own: np.ndarray, a: np.ndarray, b: np.ndarray, width: int) -> np.ndarray:
+    """[R]: the difference of states ``own``, or by their inner products [R, 2, 1 + ANCHORS] if these differ less.
+
+    An error of each vector by itself shows in a product of two as sqrt(2 / width) of its relative size; those of two
+    runs in other weights are sqrt(2) times as large. The one run may have lost the mean of features that LayerNorm
+    takes off.
+    """
+    found = [own]
+    if not level_of_rows(own) > _TURNED:
+        return own
+    for one, other in ((a[:, 0], b[:, 0]), (a[:, 1], b[:, 0]), (a[:, 0], b[:, 1])):
+        change = np.median(np.abs(one[:, 1:].astype(np.float64) - other[:, 1:]), -1) / 0.6745
+        size = np.maximum(one[:, 0], other[:, 0])
+        rows = change / np.where(size > 0, size, 1.0) * np.sqrt(width) / 2
+        if not np.isnan(rows).all() and level_of_rows(rows) < ROTATED * level_of_rows(own):
+            found.append(rows)
+    return min(found, key=level_of_rows)
+
+
+def rotates(pair: SitePair, name: str) -> bool:
+    """Whether the one run has rotated states."""
+    own = sketch_difference(getattr(pair.a, name), getattr(pair.b, name))
+    return level_of_rows(pair.states(name)) < ROTATED * level_of_rows(own)
+
+
 def sketch_difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Relative difference of the vectors of two sketches [..., 1 + PROJECTIONS]; NaN where one was not seen."""
     change = np.sqrt(((b[..., 1:].astype(np.float64) - a[..., 1:]) ** 2).mean(-1))
     size = np.maximum(a[..., 0], b[..., 0]).astype(np.float64)
-    return np.where(size > 0, change / np.where(size > 0, size, 1.0), 0.0)
+    return np.where(size == 0, 0.0, change / np.where(size == 0, 1.0, size))
 
 
 def vector_level(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -73,6 +73,7 @@ class SiteFingerprint:
             with the directions of ``ANCHORS`` vectors of the first sequence; as they are, and less the mean of
             features. A rotation leaves them as they are.
         kept_heads: numbers of the heads that were kept, all that read the same keys together; None for all.
+        width: features of what enters the block.
 
     What was not seen is NaN. In runs of 16 bits, ``raw`` and sketches are rounded to 15 bits of their row's largest.
     """
@@ -106,6 +107,7 @@ class SiteFingerprint:
     change: np.ndarray
     grams: np.ndarray
     kept_heads: tuple[int, ...] | None = None
+    width: int | None = None
 
     @property
     def numbers(self) -> tuple[int, ...]:

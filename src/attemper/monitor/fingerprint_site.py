@@ -145,7 +145,8 @@ class SiteRows:
         self.lengths += call.lengths
         kept = self.facts["kept_heads"]
         self.rows += call.rows if kept is None else [rows.of_heads(kept) for rows in call.rows]
-        count = sum(len(rows.rows) for rows in call.rows)
+        count, entered = sum(len(rows.rows) for rows in call.rows), call.states["residual"]
+        self.facts["width"] = self.facts.get("width") if entered is None else entered[0].shape[1]
         for name in GRAMS:
             sketch, grams = self._add_states(name, call.states.get(name), count)
             self.sketches[name].append(sketch)

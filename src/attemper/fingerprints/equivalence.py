@@ -1,0 +1,116 @@
+"""The same function in other weights: what a block gives agrees, though what stands inside it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from attemper.fingerprints import floor
+from attemper.fingerprints.pair import SitePair, level_of_rows, rotates, sketch_difference, unless_rotated
+from attemper.fingerprints.record import ModelOutput
+
+CANCELLED = 0.25
+"""What a block gives agrees if it differs by at most so much of what the difference inside would make it."""
+MATCHED = 0.25
+"""Heads are the same in another order if so little of their difference is left in it."""
+ALIKE = 0.02
+"""Norms, and channels by a factor each, are the same if so little of them differs, rounding aside."""
+
+
+def agrees(pair: SitePair) -> bool:
+    """Whether what the attending module gives, or its block adds, is the same in spite of other head outputs."""
+    return any(
+        level < CANCELLED * _expected(pair) and floor.times(level, floor.states(pair, name)) <= 1
+        for name, level in _given(pair).items()
+    )
+
+
+def is_known(pair: SitePair) -> bool:
+    """Whether it can be told; files of before version 3 do not."""
+    return bool(_given(pair))
+
+
+def _given(pair: SitePair) -> dict[str, float]:
+    levels = {name: pair.states(name) for name in ("attended", "change")}
+    return {name: level_of_rows(rows) for name, rows in levels.items() if not np.isnan(rows).all()}
+
+
+def _expected(pair: SitePair) -> float:
+    """How far head outputs are apart, all together; 1 where they were not seen."""
+    if np.isnan(pair.output).all():
+        return 1.0
+    size = np.nan_to_num(np.median(pair.a.output[..., 0], 1)) ** 2
+    apart = np.array([level_of_rows(row) for row in pair.output])
+    return float(np.sqrt((size * apart**2).sum() / max(size.sum(), 1e-300)))
+
+
+def in_order(pair: SitePair) -> SitePair:
+    """The site with the heads of run b in the order of run a, if their scores say so, and the columns of the output
+    projection follow them.
+    """
+    a, b = (np.where(np.isfinite(site.final), site.final, 0.0).astype(np.float64) for site in (pair.a, pair.b))
+    a, b = (part - part.mean(-1, keepdims=True) for part in (a, b))
+    cost = np.array([((b - head) ** 2).sum((1, 2)) for head in a])
+    order, least = cost.argmin(1), cost.min(1)
+    moved, most = order != np.arange(len(order)), np.minimum((a**2).sum((1, 2)), cost.diagonal())
+    if not moved.any() or len({*order.tolist()}) != len(order) or (least > MATCHED * most)[moved].any():
+        return pair
+    if not any(level < 2 * CANCELLED * _expected(pair) for level in _given(pair).values()):
+        return pair
+    names = ("query", "raw", "final", "output", "recomputed", "tiled")
+    turned = replace(
+        pair.b,
+        **{name: getattr(pair.b, name)[order] for name in names},
+        key=np.repeat(pair.b.key, len(order) // len(pair.b.key), 0)[order],
+        counts={name: part[order] for name, part in pair.b.counts.items()},
+        statistics={name: part[order] for name, part in pair.b.statistics.items()},
+    )
+    return SitePair(pair.number, pair.a, turned, tuple(order.tolist()))
+
+
+def of_input(pair: SitePair) -> tuple[str, str]:
+    """The transform behind another input of the attention, and what is said of it."""
+    level = level_of_rows(pair.input)
+    words = f"what enters the attention differs by {level:.2g} of its size, and projections take it back"
+    if rotates(pair, "residual"):
+        return "rotated", "the residual stream is rotated, and weights that read and write it are"
+    constant = [np.ptp(site.input[:, 0]) < 1e-2 * site.input[:, 0].max() for site in (pair.a, pair.b)]
+    return "folded" if constant[0] != constant[1] else "rescaled", words
+
+
+def of_vectors(pair: SitePair) -> str:
+    """The transform that makes other queries and keys of which the same scores come; "equivalent" for none known."""
+    both = [pair.query, pair.key]
+    norms = [[np.linalg.norm(part, axis=-1) for part in vectors] for vectors in both]
+    if all(_is_alike(pair, *one) for one in norms):
+        return "rotated"
+    factors = [(a * b).sum(1) / np.maximum((a * a).sum(1), 1e-300) for a, b in both]
+    if all(_is_alike(pair, a * factor[:, None], b) for (a, b), factor in zip(both, factors, strict=True)):
+        return "rescaled"
+    shifts = [b - a for a, b in both]
+    still = [_is_alike(pair, b - change.mean(1, keepdims=True), a) for (a, b), change in zip(both, shifts, strict=True)]
+    return "shifted" if all(still) else "equivalent"
+
+
+def of_outputs(pair: SitePair) -> str:
+    """The transform that makes other head outputs of which the block makes the same."""
+    return "rotated" if _is_alike(pair, pair.a.output[..., 0], pair.b.output[..., 0]) else "rescaled"
+
+
+def _is_alike(pair: SitePair, a: np.ndarray, b: np.ndarray) -> bool:
+    size = np.sqrt((b.astype(np.float64) ** 2).sum())
+    return bool(np.sqrt(((b - a.astype(np.float64)) ** 2).sum()) <= (ALIKE + 4 * floor.vectors(pair)) * size)
+
+
+def output_level(a: ModelOutput | None, b: ModelOutput | None) -> float | None:
+    """How far the outputs of two models are apart in rows that both keep; None where they cannot be compared."""
+    if a is None or b is None or (a.name, a.width) != (b.name, b.width):
+        return None
+    places = {tuple(row): place for place, row in enumerate(b.rows.tolist())}
+    both = [(place, places[tuple(row)]) for place, row in enumerate(a.rows.tolist()) if tuple(row) in places]
+    if not both:
+        return None
+    one, two = (np.array(part) for part in zip(*both, strict=True))
+    own = sketch_difference(a.sketch[one], b.sketch[two])
+    return level_of_rows(unless_rotated(own, a.grams[one], b.grams[two], a.width))
