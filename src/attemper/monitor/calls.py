@@ -78,15 +78,13 @@ class CallNumber:
     """Which call of a pass it is."""
 
     name: str
-    """Of the module or tap."""
+    """Of the module or tap; and with the number of the call, from the second one on:"""
     site: str
-    """``name``; from its second call of the pass on with a number."""
     call: int
     """Of all calls of this name, from 1."""
     forward: int
-    """In which forward of the module it is, from 1."""
+    """In which forward of the module it is, from 1; and of the calls of that one:"""
     inner: int
-    """Of the calls of that forward, from 1."""
     order: int
     """Of the forwards of all like modules, from 0: its layer where some of them run several times."""
     run: int

@@ -380,27 +380,23 @@ class Collector:
         return seen.name if seen.name in (self.scope.sites or ()) else self.call_sites.site(seen.name, seen.mode)
 
     def join_calls(self, reasons: Mapping[str, str]) -> None:
-        """Makes one site of the calls of modules, also of those that this sample has so far.
-
-        Args:
-            reasons: for ``skipped``.
-        """
+        """Makes one site of the calls of modules, also of those that this sample has so far, and says why."""
         self.skipped |= reasons
         for key in list(self.sites) if self.call_sites.joined else ():
             name = key[0] if key[0] in (self.scope.sites or ()) else self.call_sites.site(key[0], key[2])
-            target, site = (name, *key[1:]), self.sites[key]
-            other = self.sites.get(target, site) if name != key[0] else None
-            if other is None:
-                site.layer = self.call_sites.layer(name, key[2])
-                continue
-            del self.sites[key]
-            self.last.pop(key[0], None)
-            if other.heads != site.heads:
-                self._drop(target, changed_heads(other.heads, site.heads))
-                continue
-            self.sites[target] = other.renamed(name) if other is site else other.with_sums_of(site)
-            if self.keeper is not None:
-                self.keeper.move(key, target)
+            if name != key[0]:
+                self.last.pop(key[0], None)
+                self._put(self.sites.pop(key).renamed(name))
+                if self.keeper is not None:
+                    self.keeper.move(key, (name, *key[1:]))
+
+    def _put(self, site: SiteSums) -> None:
+        """Adds a site to what is there of it."""
+        earlier = self.sites.setdefault(site.key, site)
+        if earlier.heads != site.heads:
+            self._drop(site.key, changed_heads(earlier.heads, site.heads))
+        elif earlier is not site:
+            self.sites[site.key] = site.with_sums_of(earlier)
 
     def _tell_difference(self, tap: SeenCall, call: SeenCall, difference: str) -> None:
         """A tap that was given other arguments than its attention would read other numbers in compiled code."""
@@ -479,11 +475,7 @@ class Collector:
             if snapshot.period != period:  # it has taps alone, and sites of an earlier pass
                 continue
             for site in snapshot.sites:
-                earlier = self.sites.setdefault(site.key, site)
-                if earlier.heads != site.heads:
-                    self._drop(site.key, changed_heads(earlier.heads, site.heads))
-                elif earlier is not site:
-                    self.sites[site.key] = site.with_sums_of(earlier)
+                self._put(site)
             self._tokens = self._tokens + snapshot.tokens
             self._backends |= dict.fromkeys(snapshot.backends)
         self.join_calls({})

@@ -247,7 +247,7 @@ class Recorder:
         """Finds where the run that goes on began, and what it has as one site."""
         if self._writer is not None and self._writer.earlier is not None:
             joined = self._writer.earlier.joined
-            self._collector.call_sites.joined |= dict.fromkeys(joined, 0)
+            self._collector.call_sites.joined |= joined.keys()
             self._collector.skipped |= {f"{name}{JOINED}": why for (name, _), why in joined.items()}
         with self._earlier() as ranks:
             self.first_step = next(iter(ranks.steps(stop=self._start).tolist()), None)

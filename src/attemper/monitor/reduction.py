@@ -29,7 +29,7 @@ from attemper.monitor.data_parallel import (
 from attemper.monitor.model import device_of, hash_of
 from attemper.monitor.slots import MergedSample, Slots, identity
 from attemper.monitor.snapshot import Snapshot
-from attemper.readings.calls import Uneven, joined_label, reasons, uneven
+from attemper.readings.calls import Modules, joined, reasons, uneven
 from attemper.readings.labels import call_of
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.text import clean_name
@@ -83,7 +83,7 @@ class Reduction:
         self.coordinate = Coordinate.of(self.ranks)
         self._device = device if group is None else device_of_group(group, device)
         self._slots: Slots | None = None
-        self._uneven: Uneven = {}
+        self._uneven: Modules = frozenset()
         """Modules that attended another number of times on some rank, in the first sampled step."""
         self.collectives = self._failures = 0
 
@@ -208,7 +208,9 @@ class Reduction:
         if odd := [rank for rank, table in self._by_rank(tables) if table.parameters != tables[0].parameters]:
             raise self._disagree([f"the parameters of rank {odd[0]} are others than those of rank {self.ranks[0]}"])
         self._uneven = uneven(table.sites for table in tables if not table.failed)
-        tables = [replace(one, sites=_joined(one.sites, self._uneven)) for one in tables]
+        tables = [
+            replace(one, sites=tuple(dict.fromkeys(joined(site, self._uneven) for site in one.sites))) for one in tables
+        ]
         found: dict[SiteKey, tuple[SiteLabel, int]] = {}
         differences = []
         for rank, table in self._by_rank(tables):
@@ -279,10 +281,6 @@ def _attempt(action: Callable[[], Result], fail: Fail) -> Result | None:
 def _digest(parts: Iterable[object]) -> int:
     """Of what ranks have to agree on; fits an int64."""
     return int.from_bytes(hashlib.blake2b(repr(list(parts)).encode(), digest_size=7).digest(), "big")
-
-
-def _joined(labels: Iterable[SiteLabel], modules: Uneven) -> tuple[SiteLabel, ...]:
-    return tuple({label.key: label for label in (joined_label(one, modules) for one in labels)}.values())
 
 
 def _differences(label: SiteLabel, rank: int, known: SiteLabel, other: int) -> Iterator[str]:

@@ -1,59 +1,53 @@
-"""Calls of one module in parts that were read apart: by ranks, in blocks of texts, in files. Where a module ran another
-number of times in some of them, its calls are one site in all.
+"""Calls of one module as sites, and where they are one site: in parts that were read apart (ranks, blocks of texts,
+files) and in readings of earlier versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
-from attemper.readings.labels import JOINED, call_of, is_later_layer, layer_of
-from attemper.readings.sample import SiteLabel
+from attemper.readings.labels import JOINED, call_of, layer_of
+from attemper.readings.reading import SiteReading
+from attemper.readings.sample import SiteKey, SiteLabel
 
-Uneven = Mapping[tuple[str, str], int]
-"""(Name, mode) of modules -> how many calls of one forward are told apart all the same."""
+Modules: TypeAlias = frozenset[tuple[str, str]]
+"""(Name, mode) of modules, or taps."""
 
 
-def uneven(parts: Iterable[Iterable[SiteLabel]]) -> Uneven:
-    """Modules with other calls in some part than in another that has any of them.
+def first_call(name: str, kind: str, mode: str) -> SiteKey:
+    """The site of the first call of a module; of all of them, where they are one site."""
+    return call_of(name)[0], kind, mode
 
-    Calls within one forward of a module are told apart in any case. They are in one layer, those of several are not.
-    """
-    seen: dict[tuple[str, str], set[frozenset[int]]] = {}
-    repeated: dict[tuple[str, str], set[frozenset[int]]] = {}
-    for part in parts:
-        calls: dict[tuple[str, str], list[SiteLabel]] = {}
+
+def apart(sites: Iterable[SiteLabel | SiteReading]) -> set[SiteKey]:
+    """First calls of modules each of whose forwards is a site: those have a layer by the order of calls."""
+    later = (site for site in sites if call_of(site.name)[1] > 1 and site.layer != layer_of(site.name))
+    return {first_call(site.name, site.kind, site.mode) for site in later}
+
+
+def uneven(parts: Iterable[Iterable[SiteLabel]]) -> Modules:
+    """Modules that ran several times, and in some part another number of times than in another."""
+    several: set[SiteKey] = set()
+    calls: dict[SiteKey, set[frozenset[str]]] = {}
+    for part in map(tuple, parts):
+        several |= apart(part)
+        here: dict[SiteKey, set[str]] = {}
         for label in part:
-            calls.setdefault((call_of(label.name)[0], label.mode), []).append(label)
-        for at, labels in calls.items():
-            numbers = frozenset(call_of(label.name)[1] for label in labels)
-            seen.setdefault(at, set()).add(numbers)
-            if any(is_later_layer(label.name, label.layer) for label in labels):
-                repeated.setdefault(at, set()).add(numbers)
-    return {
-        at: max((max(numbers) for numbers in several - repeated[at]), default=1)
-        for at, several in seen.items()
-        if len(several) > 1 and at in repeated
-    }
+            here.setdefault(first_call(*label.key), set()).add(label.name)
+        for key, names in here.items():
+            calls.setdefault(key, set()).add(frozenset(names))
+    return frozenset((key[0], key[2]) for key in several if len(calls[key]) > 1)
 
 
-def joined(name: str, mode: str, modules: Uneven) -> str:
-    """The site that a call is a part of; itself where it is of none of ``modules``."""
-    module, call = call_of(name)
-    number = (call - 1) % modules.get((module, mode), call) + 1
-    return module if number == 1 else f"{module}#{number}"
+def joined(label: SiteLabel, modules: Modules) -> SiteLabel:
+    """The site that a call is a part of, where the calls of ``modules`` are one site each."""
+    name = call_of(label.name)[0]
+    return replace(label, name=name, layer=layer_of(name)) if (name, label.mode) in modules else label
 
 
-def joined_label(label: SiteLabel, modules: Uneven) -> SiteLabel:
-    """The same of a label."""
-    name = joined(label.name, label.mode, modules)
-    is_mean = (call_of(name)[0], label.mode) in modules
-    return replace(label, name=name, layer=layer_of(name) if is_mean else label.layer)
-
-
-def reasons(modules: Uneven, where: str) -> dict[str, str]:
-    """Why the calls of these modules are one site, by name. ``where``: in which other part they differ."""
-    return {
-        f"{name}{JOINED}": f"it attended another number of times {where}: the site {name} is the mean over its calls"
-        for name, _ in modules
-    }
+def reasons(modules: Modules, where: str) -> dict[str, str]:
+    """``name#*`` -> why the calls of these modules are one site. ``where``: in which other part they differ."""
+    why = f"it attended another number of times {where}: the site {{0}} is the mean over its calls"
+    return {f"{name}{JOINED}": why.format(name) for name, _ in modules}

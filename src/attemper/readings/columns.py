@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from attemper.readings.labels import call_of, is_later_layer
+from attemper.readings.calls import apart, first_call
 from attemper.readings.laws import Array
 from attemper.readings.sample import Sample, SiteKey, SiteLabel
-
-
-def _module(site: SiteLabel) -> SiteKey:
-    return call_of(site.name)[0], site.kind, site.mode
 
 
 class Columns:
@@ -42,8 +38,8 @@ class Columns:
         if sites is self._sample or sites == self._sample:
             return False
         before = len(self)
-        calls = {_module(site) for site in sites if is_later_layer(site.name, site.layer)}
-        keys = {(site.key, site.head_numbers, _module(site) in calls): site for site in sites}
+        calls = apart(sites)
+        keys = {(site.key, site.head_numbers, first_call(*site.key) in calls): site for site in sites}
         new = {key: site for key, site in keys.items() if key not in self._firsts}
         for place, (key, site) in enumerate(new.items(), len(self.sites)):
             self._firsts[key] = len(self.site)
@@ -52,8 +48,9 @@ class Columns:
         self._apart += [key[2] for key in new]
         self.starts = np.array(list(self._firsts.values()))
         self.in_training = np.array([self.sites[place].mode == "train" for place in self.site], bool)
-        here = {_module(site): key[2] for key, site in keys.items()}
-        replaced = [here.get(_module(site), own) != own for site, own in zip(self.sites, self._apart, strict=True)]
+        here = {first_call(*site.key): key[2] for key, site in keys.items()}
+        known = zip(self.sites, self._apart, strict=True)
+        replaced = [here.get(first_call(*site.key), own) != own for site, own in known]
         self.replaced = np.array(replaced, bool)[self.site]
         firsts = [self._firsts[key] for key in keys]
         parts = [np.arange(first, first + site.heads) for first, site in zip(firsts, sites, strict=True)]

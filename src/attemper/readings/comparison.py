@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from attemper.checks import one_of
 from attemper.errors import InputError, MissingExtraError
-from attemper.readings.labels import call_of, is_later_layer
+from attemper.readings.calls import apart, first_call
 from attemper.readings.reading import Reading, SiteReading
 from attemper.readings.sample import SiteKey
 from attemper.readings.schema import SCHEMA
@@ -127,7 +127,7 @@ class Comparison:
         heads.sort(key=lambda head: [head.size(statistic) for statistic in STATISTICS], reverse=True)
         first, second = names or (before.model, after.model)
         only_before, only_after = (
-            tuple(key[0] for key in one if key not in other and _first_call(key) not in means)
+            tuple(key[0] for key in one if key not in other and first_call(*key) not in means)
             for one, other in ((sites, others), (others, sites))
         )
         told = tuple(key[0] for key in shared if key in means)
@@ -311,12 +311,7 @@ def _changes(key: SiteKey, before: SiteReading, after: SiteReading) -> Iterator[
 
 def _means(sites: Mapping[SiteKey, SiteReading], others: Mapping[SiteKey, SiteReading]) -> set[SiteKey]:
     """Sites of modules each of whose calls is a site here, and none but the first there."""
-    calls = {_first_call(key) for key, site in sites.items() if is_later_layer(site.name, site.layer)}
-    return calls - {_first_call(key) for key in others if _first_call(key) != key}
-
-
-def _first_call(key: SiteKey) -> SiteKey:
-    return call_of(key[0])[0], *key[1:]
+    return apart(sites.values()) - {first_call(*key) for key in others if first_call(*key) != key}
 
 
 def _names(sites: Mapping[SiteKey, SiteReading]) -> str:

@@ -57,16 +57,6 @@ def call_of(name: str) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else (name, 1)
 
 
-def is_later_layer(name: str, layer: int | None) -> bool:
-    """Whether a site is a later call of a module that is a layer in each of them: its number is by the order of calls.
-
-    Example:
-        >>> is_later_layer("layers.0.attention#2", 12), is_later_layer("layers.0.attention#2", 0)
-        (True, False)
-    """
-    return call_of(name)[1] > 1 and layer != layer_of(name)
-
-
 def pattern_of(name: str) -> str:
     """A site's name with its numbers starred: what the sites of a stack share."""
     return re.sub(r"\d+", "*", name)

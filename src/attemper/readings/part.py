@@ -14,7 +14,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 from attemper.errors import InputError
-from attemper.readings.calls import Uneven, joined, joined_label, reasons, uneven
+from attemper.readings.calls import Modules, joined, reasons, uneven
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
@@ -147,14 +147,14 @@ def add(one: Totals, two: Totals) -> Totals:
     return both
 
 
-def level(parts: Sequence[Totals]) -> tuple[list[Totals], Uneven, dict[SiteKey, str]]:
+def level(parts: Sequence[Totals]) -> tuple[list[Totals], Modules, dict[SiteKey, str]]:
     """The parts with one site for all calls of modules that ran another number of times in some of them, these modules,
     and the sites that cannot be shown, with the reason.
     """
     modules, dropped = uneven([site.label for site in part.values()] for part in parts), {}
     found: list[Totals] = [] if modules else list(parts)
     for part in parts if modules else ():
-        calls = [replace(site, label=joined_label(site.label, modules)) for site in part.values()]
+        calls = [replace(site, label=joined(site.label, modules)) for site in part.values()]
         each: list[Totals] = [{site.key: site} for site in calls]
         dropped |= conflicts(each)
         found.append(reduce(add, each, {}))
@@ -218,8 +218,7 @@ def merge(parts: Sequence[Part]) -> Part:
     _check_sites(segments)
     leveled, modules, more = level([segment.sites for segment in segments])
     segments = [replace(segment, sites=sites) for segment, sites in zip(segments, leveled, strict=True)]
-    dropped = {key: why for part in parts for key, why in part.dropped.items()}
-    dropped = {(joined(name, mode, modules), kind, mode): why for (name, kind, mode), why in dropped.items()} | more
+    dropped = {key: why for part in parts for key, why in part.dropped.items()} | more
     dropped |= conflicts(segment.sites for segment in segments)
     whole = [segments[0]]
     for segment in segments[1:]:

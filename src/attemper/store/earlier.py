@@ -6,7 +6,8 @@ import json
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from attemper.readings.labels import JOINED, call_of, is_later_layer
+from attemper.readings.calls import apart
+from attemper.readings.labels import JOINED, call_of
 from attemper.readings.sample import SiteLabel
 from attemper.store.schema import Tables
 from attemper.text import clean_name, count
@@ -53,9 +54,8 @@ class Earlier:
 
     def means(self, sites: Sequence[SiteLabel]) -> list[str]:
         """Sites that were the mean over the calls of a module, each of which is a site now."""
-        calls = {(call_of(one.name)[0], one.kind) for one in sites if is_later_layer(one.name, one.layer)}
-        told_apart = {(_module(name), kind) for name, kind in self.heads if name != _module(name)}
-        return [name for name, kind in self.heads if (name, kind) in calls - told_apart]
+        calls = {(name, kind) for name, kind, _ in apart(sites)}
+        return [name for name, kind in self.heads if (name, kind) in calls and (f"{name}#2", kind) not in self.heads]
 
     def means_warning(self, folder: str, names: Sequence[str], step: int) -> str:
         """What to say of ``means``."""
