@@ -20,7 +20,7 @@ from attemper.call.spans import Spans
 from attemper.call.sums import CallSums
 from attemper.errors import BackendError, InputError
 from attemper.monitor.attention_type import attention_type
-from attemper.monitor.call_sites import CallSites
+from attemper.monitor.call_sites import MOST_CALLS, CallSites
 from attemper.monitor.calls import CallNumber, Contribution, Pairing, SeenCall, arguments_of, measure, with_real_rows
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.kept_rows import RowKeeper
@@ -78,6 +78,8 @@ class Collector:
         self.call_sites = CallSites(self._order)
         self.calls: list[SeenCall] = []
         """Of the pass that is running, in their order."""
+        self._loops: dict[SiteKey, SiteSums] = {}
+        """Rows of its calls above ``MOST_CALLS`` of a module."""
         self._pairing = Pairing(self._tell_difference)
         self._projects = any(map(projects, self._names))
         self._differing: set[str] = set()
@@ -138,6 +140,7 @@ class Collector:
     def begin(self) -> None:
         """Forgets a pass that did not go through."""
         self.calls.clear()
+        self._loops.clear()
         self.context.reset()
 
     def take_batch(self, batch: Any) -> None:
@@ -325,6 +328,19 @@ class Collector:
             key, found, shape[2], shape[3], tokens, request.problem.backend, *self._attentions[key]
         )
         self.note(place, seen.number, kind, request, real)
+        if seen.number.call > MOST_CALLS and self.keeper is None and not any(call.is_tap for call in self.calls):
+            self._fold(seen)
+
+    def _fold(self, seen: SeenCall) -> None:
+        """Adds a call of a long loop to those before it, so that a pass does not hold each; unless it is asked for."""
+        call = seen.contribution
+        if call is not None and seen.kept and seen.name not in (self.scope.sites or ()):
+            self.sites, self._loops = self._loops, self.sites
+            try:
+                self._add(replace(call, key=(seen.number.name, *call.key[1:])))
+            finally:
+                self.sites, self._loops = self._loops, self.sites
+            seen.contribution, seen.arguments, seen.places, seen.sketch = None, None, frozenset(), None
 
     def note(self, module: nn.Module, number: CallNumber, kind: str, request: Request, real: Tensor | None) -> None:
         """Called with every call that is measured, while it is there to look at: a scan wants no more of it.
@@ -371,6 +387,9 @@ class Collector:
                 self.guard(name, partial(self._add, contribution))
                 self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
+        for site in self._loops.values():
+            self._put(site)
+        self._loops = {}
         for key in self.sites if self._withdrawn else ():
             if (reason := self.withdrawn(key[0])) is not None:
                 self._drop(key, reason)
