@@ -33,6 +33,8 @@ SHORT = {
     "weights": "bert",
     "values": "llama",
     "input": "llama",
+    "swapped": "gpt2",
+    "not_loaded": "gpt2",
 }
 """Kind -> the architecture on which it is tried by default; benchmarks/faults_named.py tries them all."""
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.engine_models import WINDOW, Tiny
+from tests.support.engine_converters import permuted_features, reordered_groups, swapped, tied
+from tests.support.engine_models import PRETRAINED, WINDOW, Tiny
 from tests.support.engine_patches import (
     attributes,
     biased,
@@ -80,6 +81,15 @@ def _mlps(tiny: Tiny, sites: list[int]) -> list[Tensor]:
         if name.endswith(endings) and "attention" not in name
     ]
     return [parameter for name, parameter in named if any(f".{site}." in f".{name}" for site in sites)]
+
+
+def _is_square(tiny: Tiny) -> bool:
+    """Whether projections are as wide as what they read, and there are as many heads of keys as of queries."""
+    return tiny.name in ("gpt2", "bert", "phi", PRETRAINED)
+
+
+def _can_be_permuted(tiny: Tiny) -> bool:
+    return tiny.rotary and _no_norm(tiny) and tiny.name != "gpt_oss"
 
 
 def _has(name: str) -> Callable[[Tiny], bool]:
@@ -355,4 +365,11 @@ FAULTS: tuple[Fault, ...] = (
         lambda t: bool(_mlps(t, [0])),
         shift=1,
     ),
+    Fault("swapped", "queries and keys", (0.0,), lambda t, s, _: swapped(t, s, "qk"), _is_square),
+    Fault("not_loaded", "keys are queries", (0.0,), lambda t, s, _: tied(t, s, "kq"), _is_square),
+    Fault("rotary", "order of features", (0.0,), lambda t, s, _: permuted_features(t, s, "qk"), _can_be_permuted),
+    Fault(
+        "rotary", "order of features of keys", (0.0,), lambda t, s, _: permuted_features(t, s, "k"), _can_be_permuted
+    ),
+    Fault("head_order", "groups of keys and values", (0.0,), lambda t, s, _: reordered_groups(t, s, "kv")),
 )

@@ -7,7 +7,7 @@ apart than rounding explains, given the stage before it, almost names the cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors
 from attemper.fingerprints.explanation import Explanation, Remark
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
 from attemper.fingerprints.pair import SitePair, level_of_rows, rotates
+from attemper.fingerprints.prediction import REPRODUCED, slope
 from attemper.fingerprints.record import Fingerprint
 from attemper.text import clean_name
 
@@ -29,17 +30,20 @@ OWN: tuple[Callable[[SitePair], list[Finding]], ...] = (
     lambda pair: _some(outputs.inside(pair)),
 )
 """What each run shows by itself: exact, whatever came before it."""
-VECTORS: tuple[Callable[[SitePair], Finding | None], ...] = (
+VECTORS: tuple[Callable[[SitePair], Iterable[Finding]], ...] = (
     vectors.factor_of_products,
     rotary.find,
     vectors.head_order,
+    vectors.other_projection,
     vectors.bias,
 )
-"""What may make queries and keys differ; that which leaves least counts."""
+"""What may make queries and keys differ; of those that make run b of run a, that which leaves least counts."""
 SURE = 4.0
 """A factor of all products that no single one shows is sure from so many levels of vectors on: rounding of weights
 shifts it, too.
 """
+SECOND = 0.5
+"""Of a cause that is not the first, what it may leave to be told beside it."""
 ORDER = ("residual", "input", "q and k", "visible keys", "final score", "kept mass", "head output", "model output")
 """Stages of a site, and of what is behind the last."""
 SMALLER = 0.6
@@ -99,6 +103,7 @@ class _Walk:
         self._equivalent: list[tuple[SitePair, Finding]] = []
         self._small: list[tuple[SitePair, str, float]] = []
         self._few: list[SitePair] = []
+        self._second: list[Finding] = []
 
     def first_at(self, pair: SitePair, own: list[Finding]) -> Finding | None:
         """The first cause at this site, if it has one."""
@@ -184,6 +189,7 @@ class _Walk:
 
     def _vectors(self, pair: SitePair, own: list[Finding]) -> Finding | None:
         """Queries and keys."""
+        self._second = []
         levels = pair.query_level, pair.key_level, pair.raw_level
         if not pair.vectors or not max(level.max() for level in levels):
             return None
@@ -193,13 +199,14 @@ class _Walk:
         if largest <= 1:
             if largest > floor.EDGE:
                 self._small.append((pair, "q and k", largest))
-            found = vectors.factor_of_products(pair)
-            sure = found is not None and found.residual < 0.9 and abs((found.value or 1) - 1) > SURE * vector
-            return found if sure and not _is_equivalent(pair) else None
+            for found in vectors.factor_of_products(pair):
+                sure = found.residual < 0.9 and abs((found.value or 1) - 1) > SURE * vector
+                return found if sure and found.reproduced and not _is_equivalent(pair) else None
+            return None
         rounded = [found for found in own if found.kind == "key_rounding"]
         if rounded:
             return rounded[0]
-        best = best_of(pair)
+        best, self._second = best_of(pair)
         if _is_equivalent(pair):
             words = "queries and keys differ" if best is None else best.message
             relative = float((pair.score_level / np.maximum(pair.score_size, 1e-300)).max())
@@ -217,8 +224,7 @@ class _Walk:
             return best
         marked = np.maximum(times[0], times[2]) > 1
         heads = pair.heads(marked) if marked.any() else None
-        words = f"{in_words(heads)}queries and keys of the same input differ by no rule that is known: other weights"
-        return Finding("weights", "q and k", 1.0, None, heads, words)
+        return Finding("weights", "q and k", 1.0, None, heads, in_words(heads) + vectors.apart(pair))
 
     def _scores(self, pair: SitePair) -> Finding | None:
         """Attention whose queries were not seen: scores alone."""
@@ -230,11 +236,13 @@ class _Walk:
         if not (times > 1).any():
             return None
         a, b = (np.where(both, site.final, 0.0).astype(np.float64) for site in (pair.a, pair.b))
-        c = (a * b).sum() / max((a * a).sum(), 1e-300)
-        left = float(((b - c * a) ** 2).sum() / max(((b - a) ** 2).sum(), 1e-300))
-        if left <= ACCEPTED:
+        c = float(slope((a * a).sum(), (a * b).sum(), (b * b).sum(), pair))
+        level = float(np.sqrt(((b - c * a) ** 2).sum()))
+        smaller = float(np.sqrt(min(c * c * (a * a).sum(), (b * b).sum())))
+        if floor.times(level, floor.vectors(pair) * smaller) <= REPRODUCED:
+            left = level**2 / max(((b - a) ** 2).sum(), 1e-300)
             words = f"scores of run b are {c:.5g} times those of run a"
-            return Finding("scale", "final score", left, float(c), pair.heads(times > 1), words)
+            return Finding("scale", "final score", float(left), c, pair.heads(times > 1), words)
         return Finding("scores", "final score", 1.0, None, pair.heads(times > 1), "scores differ")
 
     def explanation(self, pair: SitePair, found: Finding) -> Explanation:
@@ -254,6 +262,9 @@ class _Walk:
     def _also(self, pair: SitePair, found: Finding) -> tuple[Remark, ...]:
         """Findings of another kind that no difference before them can have made; each kind once."""
         seen: dict[str, Remark] = {}
+        own_site = clean_name(pair.a.name)
+        for one in self._second if found.stage == "q and k" else ():
+            seen[one.kind] = Remark(one.kind, own_site, one.stage, None, one.message)
         for other, own in zip(self.pairs, self.own, strict=True):
             for one in own:
                 if one.kind not in (found.kind, "scores") and one.kind not in seen:
@@ -302,19 +313,27 @@ def _earliest(own: list[Finding]) -> Finding | None:
     return min(own, key=lambda one: (ORDER.index(one.stage), one.residual), default=None)
 
 
-def best_of(pair: SitePair, accepted: float = ACCEPTED) -> Finding | None:
-    """The cause in queries and keys that leaves least of their difference, if that is little, rounding aside."""
+def best_of(pair: SitePair) -> tuple[Finding | None, list[Finding]]:
+    """The cause that makes queries and keys of run b of those of run a and leaves least of their difference, rounding
+    aside; and rivals: others that make it too, or where none does those that leave no more than half, without their
+    numbers, which do not predict it.
+    """
     noise = _noise(pair)
-    named = [found for cause in VECTORS if (found := cause(pair)) is not None]
+    named = [found for cause in VECTORS for found in cause(pair) if found.residual < 1]
+    named = sorted(named, key=lambda one: (not one.reproduced, one.residual))
     named = [replace(one, residual=max(one.residual - noise, 0.0) / (1 - noise)) for one in named]
-    best = min(named, key=lambda one: one.residual, default=None)
-    return best if best is not None and best.residual <= accepted else None
+    best = named[0] if named and named[0].reproduced and named[0].residual <= ACCEPTED else None
+    rivals = [one for one in named if one.residual <= SECOND and (best is None or one.reproduced)]
+    kinds = {one.kind: one for one in reversed(rivals) if best is None or one.kind != best.kind}
+    words = "it leaves {:.0%} of the squared difference"
+    return best, [replace(one, value=None, message=words.format(one.residual)) for one in kinds.values()]
 
 
 def _noise(pair: SitePair) -> float:
-    """The share of the squared difference of queries and keys that is rounding, 0 to 0.8."""
-    level = max(float(np.sqrt((part**2).mean())) for part in (pair.query_level, pair.key_level))
-    return min((floor.vectors(pair) / level) ** 2, 0.8) if level else 0.0
+    """The share of the squared difference of queries and keys that is rounding, of heads that are beyond it."""
+    levels = np.concatenate((pair.query_level, pair.key_level))
+    level = np.sqrt((levels[levels >= min(floor.MARGIN * floor.vectors(pair), levels.max())] ** 2).mean())
+    return min((floor.vectors(pair) / level) ** 2, 0.5) if level else 0.0
 
 
 MENDED = 1e-3

@@ -26,6 +26,8 @@ class Finding:
     """The number of run a, where it has one."""
     own: bool = False
     """Whether each run shows it by itself, so that what differs before it is without effect on it."""
+    reproduced: bool = True
+    """Whether it makes run b of run a, up to rounding."""
 
 
 def in_words(heads: tuple[int, ...] | None) -> str:

@@ -28,9 +28,14 @@ class SitePair:
     """How far apart rounding may bring what keys of cross attention are made of."""
 
     @cached_property
+    def rounding(self) -> tuple[float, float]:
+        """The relative error of each run's precision."""
+        return ROUNDING.get(self.a.dtype, 2.0**-8), ROUNDING.get(self.b.dtype, 2.0**-8)
+
+    @cached_property
     def eps(self) -> float:
         """Of the lower precision of the two."""
-        return max(ROUNDING.get(site.dtype, 2.0**-8) for site in (self.a, self.b))
+        return max(self.rounding)
 
     @cached_property
     def places(self) -> np.ndarray:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from attemper.fingerprints.finding import Finding, short
 from attemper.fingerprints.pair import SitePair
+from attemper.fingerprints.prediction import Prediction
 from attemper.fingerprints.record import VECTOR_ROWS
 
-STAGE = "q and k"
 BASES = (1e4, 5e5, 1e6, 1.5e5, 1e5, 1e3, 1e7)
 """Bases that are tried where a run does not tell its angles."""
 
@@ -60,46 +60,44 @@ def angles_of(pair: SitePair, count: int) -> Iterator[np.ndarray]:
             yield base ** (-np.arange(count) / count)
 
 
-def find(pair: SitePair) -> Finding | None:
-    """Another angle per token, or another pairing."""
-    named = [one for one in (_angles(pair), _layout(pair)) if one is not None]
-    return min(named, key=lambda one: one.residual) if named else None
+def find(pair: SitePair) -> Iterator[Finding]:
+    """Another angle per token, another pairing, or features in the order of another pairing."""
+    for parts in ((True, True), (True, False), (False, True)):
+        turned = [one.finding(pair) for one in _angles(pair, parts)] if len(places_of(pair)) > 2 else []
+        # A number that makes run b of run a has two angles at most, and says more than one for each pair.
+        yield from [one for one in turned if one.reproduced and one.value is not None] or turned
+    yield from (one.finding(pair) for one in _layouts(pair))
 
 
-def _places(pair: SitePair) -> np.ndarray:
+def places_of(pair: SitePair) -> np.ndarray:
+    """The place of each vector, [P]."""
     return np.array(VECTOR_ROWS[: pair.a.query.shape[1]])
 
 
-def _angles(pair: SitePair) -> Finding | None:
-    a, b = (np.concatenate(part) for part in zip(pair.query, pair.key, strict=True))
-    total = ((b - a) ** 2).sum()
-    places = _places(pair)
-    if not total or len(places) < 3:
-        return None
-    best: tuple[float, float, np.ndarray] | None = None
+def _angles(pair: SitePair, parts: tuple[bool, bool]) -> Iterator[Prediction]:
+    """Queries, keys or both (``parts``) turn by other angles per token: with their number, and as they are."""
+    chosen = [vectors for vectors, wanted in zip((pair.query, pair.key), parts, strict=True) if wanted]
+    a, b = (np.concatenate(part) for part in zip(*chosen, strict=True))
+    places = places_of(pair)
     for pairing in pairings(pair):
         za, zb = as_pairs(a, pairing), as_pairs(b, pairing)
         slopes = _slopes((zb * za.conj()).sum(0), places)
         turned = za * np.exp(1j * places[:, None] * slopes)
         length = float((zb * turned.conj()).sum().real / max((np.abs(turned) ** 2).sum(), 1e-300))
         rest = (np.abs(zb - length * turned) ** 2).sum()
-        beside = ((b - a)[..., pairing.rotated :] ** 2).sum()
         # What a length alone explains is no rotation.
         straight = float(np.real(zb * za.conj()).sum() / max((np.abs(za) ** 2).sum(), 1e-300))
-        if rest > 0.5 * (np.abs(zb - straight * za) ** 2).sum():
+        small = np.abs(slopes).max() < max(1e-5, pair.eps / places[-1])
+        if small or rest > 0.5 * (np.abs(zb - straight * za) ** 2).sum():
             continue
-        rest += beside
-        if best is None or rest / total < best[0]:
-            best = float(rest / total), length, slopes
-    if best is None:
-        return None
-    left, length, slopes = best
-    if np.abs(slopes).max() < max(1e-5, pair.eps / places[-1]):
-        return None
-    value, words = _number_of(pair, slopes)
-    if abs(length - 1) > max(2 * pair.eps, 1e-4):
-        words += f", and rotated features are {short(length)} times as long"
-    return Finding("rotary", STAGE, left, value, None, words)
+        more = f", and rotated features are {short(length)} times as long"
+        more = more if abs(length - 1) > max(2 * pair.eps, 1e-4) else ""
+        for value, words, fit in _numbers_of(pair, slopes):
+            made = [
+                _features(part[0], length * as_pairs(part[0], pairing) * np.exp(1j * places[:, None] * fit), pairing)
+                for part in (pair.query, pair.key)
+            ]
+            yield from (replace(one, value=value) for one in _either(pair, made, words + more))
 
 
 def _slopes(turned: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -116,62 +114,73 @@ def _slopes(turned: np.ndarray, places: np.ndarray) -> np.ndarray:
     return slopes
 
 
-def _number_of(pair: SitePair, slopes: np.ndarray) -> tuple[float | None, str]:
-    """The factor or the base that angles of run b have beside those of run a."""
-    found: list[tuple[float, str, float]] = []
+def _numbers_of(pair: SitePair, slopes: np.ndarray) -> Iterator[tuple[float | None, str, np.ndarray]]:
+    """The factor and the base that angles of run b may have beside those of run a, in words, and the slopes that these
+    make; and the slopes as they are.
+    """
+    exponents = -np.arange(len(slopes)) / len(slopes)
     told = pair.a.inv_freq is not None and len(pair.a.inv_freq) == len(slopes)
-    options = (
-        [np.array(pair.a.inv_freq)] if told else [base ** (-np.arange(len(slopes)) / len(slopes)) for base in BASES]
-    )
-    for theta in options:
+    for theta in [np.array(pair.a.inv_freq)] if told else [base**exponents for base in BASES]:
         other = theta + slopes
-        scale = (np.abs(slopes) ** 2).sum()
-        ratio = (theta * other).sum() / (theta**2).sum()
-        found.append(
-            (float(((other - ratio * theta) ** 2).sum() / scale), "factor", float(1 / ratio if ratio else np.inf))
-        )
-        exponents = -np.arange(len(slopes)) / len(slopes)
+        # A fast pair tells its angle as exactly as a slow one, and few of them are.
+        ratio = float((theta * other).sum() / (theta**2).sum())
+        if ratio:
+            words = f"positions of run b count 1/{short(1 / ratio)} of those of run a"
+            yield 1 / ratio, words, (ratio - 1) * theta
         clear = (other > 0) & (exponents < 0) & (theta > 0.02)
         if clear.sum() >= 2:
             weights = np.abs(exponents[clear]) * np.sqrt(theta[clear])
             log_base = float(np.average(np.log(other[clear]) / exponents[clear], weights=weights))
             if 0 < log_base < 40:
-                fit = np.exp(exponents * log_base)
-                found.append((float(((other - fit) ** 2).sum() / scale), "base", float(np.exp(log_base))))
-    left, what, value = min(found)
-    if left > 0.05 or not np.isfinite(value):
-        return None, "pairs of features turn by other angles per token"
-    words = (
-        f"positions of run b count 1/{short(value)} of those of run a"
-        if what == "factor"
-        else f"the base of the rotary embedding is {short(value)} in run b"
-    )
-    return value, words
+                base = float(np.exp(log_base))
+                words = f"the base of the rotary embedding is {short(base)} in run b"
+                yield base, words, np.exp(exponents * log_base) - theta
+    yield None, "pairs of features turn by other angles per token", slopes
 
 
-def _layout(pair: SitePair) -> Finding | None:
-    """One run rotates halves, the other neighbours: what is undone each its own way is the same."""
-    a, b = (np.concatenate(part) for part in zip(pair.query, pair.key, strict=True))
-    total = ((b - a) ** 2).sum()
-    places = _places(pair)
-    if not total:
-        return None
-    best = None
-    for rotated in {one.rotated for one in pairings(pair)}:
-        for theta in angles_of(pair, rotated // 2):
-            for first in (True, False):
-                plain = [
-                    _rotate_back(part, Pairing(rotated, halves), theta, places)
-                    for part, halves in ((a, first), (b, not first))
-                ]
-                left = (np.abs(plain[1] - plain[0]) ** 2).sum() / total
-                best = left if best is None else min(best, left)
-    words = "one run rotates halves of a head, the other neighbouring features"
-    return None if best is None else Finding("rotary", STAGE, float(best), None, None, words)
+def _layouts(pair: SitePair) -> Iterator[Prediction]:
+    """The same features, each run with its own pairing; or in the order of another pairing."""
+    places = places_of(pair)
+    ways = [(pairing, n, theta) for pairing in pairings(pair) for n, theta in enumerate(angles_of(pair, pairing.count))]
+    for one, n, theta in ways:
+        plain = [turn(part[0], one, theta, -places) for part in (pair.query, pair.key)]
+        for two, m, other in ways:
+            if one is not two and n == m:
+                words = "one run rotates halves of a head, the other neighbouring features"
+                if one.halves == two.halves:
+                    words = f"run a rotates {one.rotated} features of a head, run b {two.rotated}"
+                yield from _either(pair, [turn(part, two, other, places) for part in plain], words)
+        for order in _orders(one, pair.a.head_dim):
+            words = "features of a head stand in the order of the other rotary pairing, halves or neighbours"
+            yield from _either(pair, [turn(part[..., order], one, theta, places) for part in plain], words)
 
 
-def _rotate_back(vectors: np.ndarray, pairing: Pairing, theta: np.ndarray, places: np.ndarray) -> np.ndarray:
-    z = as_pairs(vectors, pairing) * np.exp(-1j * places[:, None] * theta)
+def _either(pair: SitePair, made: list[np.ndarray], words: str) -> Iterator[Prediction]:
+    """Of queries and keys or of one alone, whichever leaves least, if it leaves little."""
+    both = (pair.query, pair.key)
+    total = [((b - a) ** 2).sum() for a, b in both]
+    left = [((b - part) ** 2).sum() for part, (_, b) in zip(made, both, strict=True)]
+    wanted = [one < other for one, other in zip(left, total, strict=True)]
+    if any(wanted) and sum(map(min, left, total)) < 0.5 * sum(total):
+        which = "" if all(wanted) else ", of queries alone" if wanted[0] else ", of keys alone"
+        query, key = (one if mark else part[0] for one, mark, part in zip(made, wanted, both, strict=True))
+        yield Prediction("rotary", query, key, words + which)
+
+
+def _orders(pairing: Pairing, size: int) -> Iterator[np.ndarray]:
+    """Halves as neighbours, and neighbours as halves."""
+    own = np.arange(pairing.rotated)
+    for order in (own.reshape(2, -1).T.ravel(), own.reshape(-1, 2).T.ravel()):
+        yield np.concatenate((order, np.arange(pairing.rotated, size)))
+
+
+def turn(vectors: np.ndarray, pairing: Pairing, theta: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Vectors whose pairs are turned by angles per token."""
+    return _features(vectors, as_pairs(vectors, pairing) * np.exp(1j * places[:, None] * theta), pairing)
+
+
+def _features(vectors: np.ndarray, z: np.ndarray, pairing: Pairing) -> np.ndarray:
+    """Vectors whose rotated features are those of ``z``."""
     out = vectors.copy()
     if pairing.halves:
         out[..., : pairing.count], out[..., pairing.count : pairing.rotated] = np.real(z), np.imag(z)

@@ -34,52 +34,53 @@ def multipliers(site: SiteFingerprint) -> np.ndarray:
 
 
 def _multiplier(pair: SitePair) -> Finding | None:
+    """One factor is a scale, one that grows with the place log n."""
     one, two = multipliers(pair.a), multipliers(pair.b)
     if np.isnan(one).any() or np.isnan(two).any() or not (one != 0).all():
         return None
-    return factor(pair, two / one, EXACT, STAGE, own=True)
-
-
-def factor(pair: SitePair, ratio: np.ndarray, least: float, stage: str, *, own: bool) -> Finding | None:
-    """What a factor [H, R] on scores is: one number a scale, one that grows with the place log n.
-
-    Args:
-        least: the smallest change of the factor that counts.
-    """
-    changed = np.abs(ratio - 1) > least
+    ratio = two / one
+    changed = (np.abs(ratio - 1) > EXACT).any(1)
     if not changed.any():
         return None
-    heads = pair.heads(np.asarray(changed.any(1)))
-    rows = ratio[changed.any(1)]
-    middle = np.median(rows)
-    total = ((rows - 1) ** 2).sum()
-    left = ((rows - middle) ** 2).sum() / total
-    best = Finding(
-        "scale", stage, float(left), float(middle), heads,
-        f"{in_words(heads)}scores of run b are {short(middle)} times those of run a", own=own,
-    )  # fmt: skip
-    length = _log_length(rows, pair.places)
-    if length is not None and length[1] < best.residual and best.residual > 1e-6:
+    heads, rows = pair.heads(changed), ratio[changed]
+    value, length = float(np.median(rows)), log_length(rows, pair.places)
+    if _is_made(rows, value, 2 * EXACT):
+        words = f"{in_words(heads)}scores of run b are {short(value)} times those of run a"
+        return Finding("scale", STAGE, 0.0, value, heads, words, own=True)
+    if length is not None and _is_made(rows, length[1], 2 * max(EXACT, pair.eps)):
         words = f"scores of one run grow with log n, from n = {short(length[0])} on, beside the other's"
-        best = Finding("logn", stage, length[1], length[0], heads, in_words(heads) + words, own=own)
-    return best if best.residual <= ACCEPTED else None
+        return Finding("logn", STAGE, 0.0, length[0], heads, in_words(heads) + words, own=True)
+    each = np.median(rows, 1)
+    if _is_made(rows, each[:, None], 2 * EXACT):
+        words = f"scores of run b are {', '.join(map(short, each[:8]))} times those of run a, head by head"
+        return Finding("scale", STAGE, 0.0, None, heads, in_words(heads) + words, own=True)
+    words = f"{in_words(heads)}factors of scores differ by row, by no rule that is known"
+    return Finding("scores", STAGE, 1.0, None, heads, words, own=True)
 
 
-def _log_length(rows: np.ndarray, places: np.ndarray) -> tuple[float, float] | None:
-    """L for which a factor, or its inverse, is log(n) / log(L), at least 1 or as it is; and what it leaves."""
+def _is_made(rows: np.ndarray, of: float | np.ndarray, within: float) -> bool:
+    return bool((np.abs(rows / np.where(of == 0, np.nan, of) - 1) <= within).all())
+
+
+def log_length(rows: np.ndarray, places: np.ndarray) -> tuple[float, np.ndarray] | None:
+    """L for which a factor [H, R], or its inverse, is log(n) / log(L), at least 1 or as it is; and that factor [R]."""
     logs = np.log(places + 1.0)
-    found: list[tuple[float, float]] = []
-    for values in (rows, 1 / rows):
+    found: list[tuple[float, float, np.ndarray]] = []
+    for power in (1, -1):
+        values = rows**power
         off = (np.abs(values - 1) > 0.01) & (logs > 0)
         if off.sum() < 2:
             continue
-        base = np.median((logs / values)[off])
+        base = np.median((np.broadcast_to(logs, rows.shape) / values)[off])
         if not np.isfinite(base) or base <= 0:
             continue
         for form in (np.maximum(logs / base, 1.0), logs / base):
-            left = ((values - form) ** 2).sum() / ((values - 1) ** 2).sum()
-            found.append((float(np.exp(base)), float(left)))
-    return min(found, key=lambda one: one[1]) if found else None
+            made = np.maximum(form, 1e-300) ** power
+            found.append((float(((rows - made) ** 2).sum()), float(np.exp(base)), made))
+    if not found:
+        return None
+    _, length, made = min(found, key=lambda one: one[0])
+    return length, made
 
 
 def _softcap(pair: SitePair) -> Finding | None:
@@ -114,23 +115,27 @@ def _bias(pair: SitePair) -> Finding | None:
         return None
     heads = pair.heads(marked.any((1, 2)))
     chosen = marked.any((1, 2))
-    named = [_by_key(pair, change[chosen], both[chosen]), _by_distance(pair, change[chosen], both[chosen])]
-    kind, value, left = min(named, key=lambda one: one[2])
+    limit = EXACT * max(size, 1.0) + rounding
+    named = [
+        _by_key(pair, change[chosen], both[chosen], limit),
+        _by_distance(pair, change[chosen], both[chosen], limit),
+    ]
+    kind, value, left, words = min(named, key=lambda one: one[2])
     if left > ACCEPTED:
         return Finding("scores", STAGE, left, None, heads, "numbers are added to scores by no rule known", own=True)
-    if value is not None and kind == "key_shift":
-        words = f"run b adds {short(value)} to the scores of some keys, for every row"
-    else:
-        words = (
-            f"run b adds {short(value)} to a score for every token of distance"
-            if value is not None
-            else ("numbers are added to scores by distance")
-        )
     return Finding(kind, STAGE, left, value, heads, in_words(heads) + words, own=True)
 
 
-def _by_label(labels: np.ndarray, change: np.ndarray, both: np.ndarray) -> tuple[float, np.ndarray]:
-    """What is left of ``change`` [H, R, PAIRS] if it is one number for each head and label, and a row's own number."""
+_Added = tuple[str, float | None, float, str]
+"""Kind, value, residual, words."""
+
+
+def _by_label(
+    labels: np.ndarray, change: np.ndarray, both: np.ndarray, limit: float
+) -> tuple[float, bool, list[np.ndarray]]:
+    """What is left of ``change`` [H, R, PAIRS] if it is one number for each head and label, and a row's own number;
+    whether that is within ``limit``; and the labels and numbers of each head.
+    """
     total = left = 0.0
     kept = []
     for values, seen in zip(change, both, strict=True):
@@ -151,25 +156,35 @@ def _by_label(labels: np.ndarray, change: np.ndarray, both: np.ndarray) -> tuple
         total += ((y - mean[rows]) ** 2).sum()
         left += (rest**2).sum()
         kept.append(np.stack([names, fit], 1))
-    return (left / total if total else 1.0), kept[0] if kept else np.zeros((0, 2))
+    return (left / total if total else 1.0), bool(left <= both.sum() * limit**2), kept
 
 
-def _by_key(pair: SitePair, change: np.ndarray, both: np.ndarray) -> tuple[str, float | None, float]:
-    left, fit = _by_label(pair.a.pair_keys, change, both)
-    middle = np.median(fit[:, 1]) if len(fit) else 0.0
-    largest = fit[np.abs(fit[:, 1] - middle).argmax(), 1] - middle if len(fit) else 0.0
-    return "key_shift", float(largest), left
+def _by_key(pair: SitePair, change: np.ndarray, both: np.ndarray, limit: float) -> _Added:
+    left, exact, fits = _by_label(pair.a.pair_keys, change, both, limit)
+    shifts = np.concatenate([fit[:, 1] - np.median(fit[:, 1]) for fit in fits])
+    value = _common(shifts[np.abs(shifts) > limit], limit) if exact else None
+    words = "run b adds numbers to the scores of keys, for every row"
+    words = words if value is None else f"run b adds {short(value)} to the scores of some keys, for every row"
+    return "key_shift", value, left, words
 
 
-def _by_distance(pair: SitePair, change: np.ndarray, both: np.ndarray) -> tuple[str, float | None, float]:
-    distance = np.abs(pair.places[:, None] - pair.a.pair_keys)
-    left, fit = _by_label(distance, change, both)
-    slope = None
-    if len(fit) > 2:
-        line = np.polyfit(fit[:, 0], fit[:, 1], 1)
-        rest = ((np.polyval(line, fit[:, 0]) - fit[:, 1]) ** 2).sum()
-        slope = float(line[0]) if rest <= 1e-3 * ((fit[:, 1] - fit[:, 1].mean()) ** 2).sum() else None
-    return "distance_bias", slope, left
+def _by_distance(pair: SitePair, change: np.ndarray, both: np.ndarray, limit: float) -> _Added:
+    left, exact, fits = _by_label(np.abs(pair.places[:, None] - pair.a.pair_keys), change, both, limit)
+    lines = [np.polyfit(fit[:, 0], fit[:, 1], 1) for fit in fits if len(fit) > 2]
+    rest = [np.abs(np.polyval(line, fit[:, 0]) - fit[:, 1]).max() for line, fit in zip(lines, fits, strict=False)]
+    straight = exact and len(lines) == len(fits) and max(rest) <= 2 * limit
+    slopes = np.array([line[0] for line in lines])
+    value = _common(slopes, 2 * limit / max(fits[0][-1, 0], 1.0)) if straight else None
+    words = f"run b adds {short(value)} to a score for every token of distance" if value is not None else ""
+    if straight and not words:
+        words = f"run b adds {', '.join(map(short, slopes[:8]))} to a score for every token of distance, head by head"
+    return "distance_bias", value, left, words or "numbers are added to scores by distance"
+
+
+def _common(numbers: np.ndarray, within: float) -> float | None:
+    """The number that all are; None where they are several."""
+    middle = float(np.median(numbers)) if len(numbers) else np.nan
+    return middle if np.abs(numbers - middle).max(initial=0.0) <= within and len(numbers) else None
 
 
 def sinks(site: SiteFingerprint) -> np.ndarray:
@@ -197,8 +212,10 @@ def _sink(pair: SitePair) -> Finding | None:
     if missing.any():
         which = "b" if np.isfinite(one[missing]).all() else "a"
         return Finding("sink", "kept mass", 0.0, None, heads, f"{in_words(heads)}run {which} has no sink", own=True)
-    value = float(np.median(change[marked]))
-    words = f"{in_words(heads)}the sink of run b is {short(value)} above that of run a"
+    value = _common(change[marked], float(2 * rounding.max()))
+    said = ", ".join(map(short, change[marked][:8])) if value is None else short(value)
+    words = f"{in_words(heads)}the sink of run b is {said} above that of run a"
+    words += "" if value is not None else ", head by head"
     return Finding("sink", "kept mass", 0.0, value, heads, words, own=True)
 
 

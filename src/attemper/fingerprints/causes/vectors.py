@@ -2,57 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from attemper.fingerprints.causes.rotary import Pairing, angles_of, as_pairs, pairings
-from attemper.fingerprints.causes.scores import factor
+from attemper.fingerprints import floor
+from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, places_of, turn
+from attemper.fingerprints.causes.scores import log_length
 from attemper.fingerprints.finding import Finding, in_words, short
-from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import PAIRS, VECTOR_ROWS
+from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.prediction import REPRODUCED, Prediction, slope
+from attemper.fingerprints.record import PAIRS
 
 STAGE = "q and k"
 
 
-def factor_of_products(pair: SitePair) -> Finding | None:
+def factor_of_products(pair: SitePair) -> Iterator[Finding]:
     """Queries, keys or both are longer by a factor, of a head or by row: read off all products, whose errors
     average out.
     """
     weight = _weights(pair)
     a, b = (_less_row_mean(site.raw.astype(np.float64), weight) for site in (pair.a, pair.b))
-    size = np.maximum((weight * a * a).sum(-1), 1e-300)
-    c = (weight * a * b).sum(-1) / size
-    rest, total = (weight * (b - c[..., None] * a) ** 2).sum(-1), (weight * (b - a) ** 2).sum(-1)
+    aa, ab, bb = ((weight * one * two).sum(-1) for one, two in ((a, a), (a, b), (b, b)))
+    size = np.maximum(aa, 1e-300)
+    c = ab / size
+    rest = (weight * (b - c[..., None] * a) ** 2).sum((1, 2))
     # Of one row's factor, by how far single products are from it; the factor of a row has an error of its own, too.
-    error = 2 * np.sqrt(rest.sum(1) / (PAIRS / 2 * size.sum(1))) + 1e-6
-    mean = (c * size).sum(1) / size.sum(1)
+    error = 2 * np.sqrt(rest / (PAIRS / 2 * size.sum(1))) + 1e-6
+    mean = slope(aa.sum(1), ab.sum(1), bb.sum(1), pair)
     rows = np.sqrt((size * (c - 1) ** 2).sum(1) / size.sum(1))
     marked = (np.abs(mean - 1) > SURE * error / np.sqrt(max(c.shape[1] / 2, 1))) | (rows > 3 * error)
     if not marked.any():
-        return None
-    noise = _noise_of_others(rest.sum(1) / size.sum(1), marked) * size[marked].sum()
-    left = float(max(rest[marked].sum() - noise, 0.0) / max(total[marked].sum(), 1e-300))
-    found = factor(pair, np.where(marked[:, None], c, 1.0), float(error.max()), STAGE, own=False)
-    if found is None:
-        # One factor for all rows, of which no single one is sure.
-        value = float(np.median(mean[marked]))
-        spread = float(((mean[marked] - value) ** 2).sum() / ((mean[marked] - 1) ** 2).sum())
-        found = Finding("scale", STAGE, spread, value)
-    heads = pair.heads(marked)
-    residual = max(left, found.residual)
-    if found.kind == "logn":
-        return replace(found, residual=residual)
-    value = float(np.median(mean[marked]))
+        return
+    heads, value = pair.heads(marked), float(np.median(mean[marked]))
     sizes = [_length(*vectors) for vectors in (pair.query, pair.key)]
-    both = heads is None and all(abs(one - 1) > 1e-3 for one in sizes) and abs(sizes[0] / sizes[1] - 1) < 0.02
     words = f"{in_words(heads)}q.k of run b is {short(value)} times that of run a"
-    if both:
-        words = (
-            f"q.k of run b is {short(value)} times that of run a, with queries and keys {short(sizes[0])} times as "
-            "long, as by the magnitude of a rotary embedding (YaRN)"
+    if heads is None and all(abs(one - 1) > 1e-3 for one in sizes) and abs(sizes[0] / sizes[1] - 1) < 0.02:
+        words += (
+            f", with queries and keys {short(sizes[0])} times as long, as by the magnitude of a rotary embedding (YaRN)"
         )
-    return Finding("scale", STAGE, residual, value, heads, words)
+    found = [(Finding("scale", STAGE, 1.0, value, heads, words), np.full_like(c, value))]
+    length = log_length(c[marked], pair.places)
+    if length is not None:
+        words = (
+            f"{in_words(heads)}scores of one run grow with log n, from n = {short(length[0])} on, beside the other's"
+        )
+        found.append((Finding("logn", STAGE, 1.0, length[0], heads, words), np.broadcast_to(length[1], c.shape)))
+    if np.ptp(mean[marked]) > SURE * error.max():
+        said = ", ".join(map(short, mean[marked][:8]))
+        words = f"{in_words(heads)}q.k of run b is {said} times that of run a, head by head"
+        found.append((Finding("scale", STAGE, 1.0, None, heads, words), np.repeat(mean[:, None], c.shape[1], 1)))
+    noise = _noise_of_others(rest / size.sum(1), marked) * size[marked].sum()
+    total = max(min((weight * part**2)[marked].sum() for part in (b - a, a, b)), 1e-300)
+    for one, factors in found:
+        factors = np.where(marked[:, None], factors, 1.0)
+        left = (weight * (b - factors[..., None] * a) ** 2)[marked].sum()
+        yield replace(one, residual=float(max(left - noise, 0.0) / total), reproduced=_reproduces(pair, factors))
+
+
+def _reproduces(pair: SitePair, factors: np.ndarray) -> bool:
+    """Whether factors [H, R] make the products of run b of those of run a."""
+    known = (~(np.isnan(pair.a.raw) | np.isnan(pair.b.raw))).all(0).astype(np.float64)
+    a, b = (_less_row_mean(site.raw.astype(np.float64), known) for site in (pair.a, pair.b))
+    rest = np.sqrt(((b - factors[..., None] * a) ** 2).sum(-1) / np.maximum(known.sum(-1), 1.0))
+    one, two = (
+        site.statistics["q_norm"] * np.median(site.statistics["k_norm"], 1, keepdims=True) for site in (pair.a, pair.b)
+    )
+    relative = rest / np.maximum(np.minimum(np.abs(factors) * one, two), 1e-9 * (one + two) + 1e-30)
+    return max(map(level_of_rows, relative)) <= REPRODUCED * floor.MARGIN * floor.products(pair)
 
 
 def _noise_of_others(rest: np.ndarray, marked: np.ndarray) -> float:
@@ -95,73 +113,77 @@ def _length(a: np.ndarray, b: np.ndarray) -> float:
     return float((a * b).sum() / max((a * a).sum(), 1e-300))
 
 
-def head_order(pair: SitePair) -> Finding | None:
-    """The heads of queries or keys are the same ones in another order."""
-    found = []
-    for name, (a, b) in (("queries", pair.query), ("keys", pair.key)):
-        cost = ((b[:, None] - a[None]) ** 2).sum((2, 3))
-        order = cost.argmin(1)
-        moved = order != np.arange(len(order))
-        if len(order) < 2 or not moved.any() or len(set(order.tolist())) != len(order):
-            continue
-        left = cost[moved, order[moved]].sum() / max(cost.diagonal()[moved].sum(), 1e-300)
-        found.append((float(left), name, order, moved))
-    if not found:
-        return None
-    left, name, order, moved = min(found, key=lambda one: one[0])
-    rest = sum(((b - a) ** 2).sum() for other, (a, b) in (("queries", pair.query), ("keys", pair.key)) if other != name)
-    own = (
-        ((pair.query[1] - pair.query[0]) ** 2).sum() if name == "queries" else ((pair.key[1] - pair.key[0]) ** 2).sum()
-    )
-    each = len(order) == len(pair.a.query) > len(pair.a.key)  # keys of one run stand once for each head
-    kind = "grouping" if name == "keys" and rest < 0.01 * own and each else None
-    heads = pair.heads(moved)
-    said = ", ".join(str(pair.numbers(len(order))[place]) for place in order[:16])
-    words = f"the {name} of run b are those of heads {said} of run a"
-    return Finding(kind or "head_order", STAGE, left, None, heads, words)
+def head_order(pair: SitePair) -> Iterator[Finding]:
+    """The heads of queries, keys or both are the same ones in another order."""
+    orders = [_order(*part) for part in (pair.query, pair.key)]
+    moved = [order != np.arange(len(order)) for order in orders]
+    said = [
+        f"the {name} of run b are those of heads {', '.join(str(pair.numbers(len(order))[n]) for n in order[:16])}"
+        for name, order, mark in zip(("queries", "keys"), orders, moved, strict=True)
+        if mark.any()
+    ]
+    if said:
+        each = len(orders[1]) == len(pair.a.query) > len(pair.a.key)  # keys of one run stand once for each head
+        kind = "grouping" if each and not moved[0].any() else "head_order"
+        heads = pair.heads(next(mark for mark in moved if mark.any()))
+        made = pair.query[0][orders[0]], pair.key[0][orders[1]]
+        yield Prediction(kind, *made, f"{', and '.join(said)} of run a", heads=heads).finding(pair)
 
 
-def bias(pair: SitePair) -> Finding | None:
-    """A vector is added to queries or keys of a head, before or after rotation."""
-    found: list[tuple[float, str]] = []
-    for name, (a, b) in (("queries", pair.query), ("keys", pair.key)):
-        change = b - a
-        total = (change**2).sum()
-        if not total or change.shape[1] < 3:
-            continue
-        degrees = change.shape[1] / (change.shape[1] - 1)
-        found.append((degrees * ((change - change.mean(1, keepdims=True)) ** 2).sum() / total, name))
-        for pairing in pairings(pair):
-            z = as_pairs(change, pairing)
-            for theta in angles_of(pair, pairing.count):
-                still = z * np.exp(-1j * np.array(_places(pair))[:, None] * theta)
-                left = (np.abs(still - still.mean(1, keepdims=True)) ** 2).sum() + _rest_beside(change, pairing)
-                found.append((degrees * left / total, name))
-    if not found:
-        return None
-    # Both may be changed: what explains the one that is changed more counts.
-    sizes = {
-        name: float(((b - a) ** 2).sum() / max((a * a).sum(), 1e-300))
-        for name, (a, b) in (("queries", pair.query), ("keys", pair.key))
-    }
-    name = max(sizes, key=lambda one: sizes[one])
-    left = min((one for one, which in found if which == name), default=1.0)
-    changed = pair.query_level if name == "queries" else pair.key_level
-    marked = changed > 0.1 * changed.max()
-    heads = pair.heads(marked) if name == "queries" else None
-    return Finding(
-        "bias", STAGE, float(left), None, heads, f"{in_words(heads)}{name} differ by one vector at all places"
-    )
+def _order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which head of run a each head of run b is; as they stand where that is no order."""
+    cost = ((b[:, None] - a[None]) ** 2).sum((2, 3))
+    own = np.arange(len(cost))
+    order = np.where(cost.diagonal() <= cost.min(1) * (1 + 1e-9), own, cost.argmin(1))
+    return order if len(set(order.tolist())) == len(order) else own
 
 
-def _rest_beside(change: np.ndarray, pairing: Pairing) -> float:
-    """What a bias leaves of features that are not rotated."""
-    rest = change[..., pairing.rotated :]
-    return float(((rest - rest.mean(1, keepdims=True)) ** 2).sum()) if rest.shape[-1] else 0.0
+def other_projection(pair: SitePair) -> Iterator[Finding]:
+    """Queries stand where keys should and keys where queries should; or one run has one of them in both places."""
+    if pair.query[0].shape != pair.key[0].shape:
+        return
+    words = "queries of run b are the keys of run a, and its keys the queries of run a"
+    yield Prediction("swapped", pair.key[0], pair.query[0], words).finding(pair)
+    for name, one in (("b", pair), ("a", SitePair(pair.number, pair.b, pair.a))):
+        for made, words in ((one.query[0], "its keys are its queries"), (one.key[0], "its queries are its keys")):
+            yield Prediction("not_loaded", made, made, f"in run {name} {words}").finding(one)
 
 
-def _places(pair: SitePair) -> list[int]:
-    return list(VECTOR_ROWS[: pair.a.query.shape[1]])
+def apart(pair: SitePair) -> str:
+    """What is known of queries and keys that no cause makes of one another."""
+    limit, said = floor.MARGIN * floor.vectors(pair), []
+    parts = ("queries", pair.query, pair.query_level), ("keys", pair.key, pair.key_level)
+    for name, (a, b), level in parts:
+        if (marked := level > limit).any():
+            a, b = a[marked], b[marked]
+            sizes = np.linalg.norm(a), np.linalg.norm(b)
+            like = float((a * b).sum() / max(sizes[0] * sizes[1], 1e-300))
+            words = f"{name} differ by {level.max():.2g} of their size (correlation {like:.2f}"
+            said.append(f"{words}, {short(float(sizes[1] / max(sizes[0], 1e-300)))} times as long in run b)")
+    words = "; ".join(said) or "products of queries and keys differ"
+    return f"{words}, by no rule that is known: other weights"
+
+
+def bias(pair: SitePair) -> Iterator[Finding]:
+    """A vector is added to queries, keys or both of a head, before or after rotation."""
+    places = places_of(pair)
+    if len(places) < 3:
+        return
+    still: list[tuple[Pairing, np.ndarray]] = [(Pairing(0, True), np.zeros(0))]
+    turned = ((pairing, theta) for pairing in pairings(pair) for theta in angles_of(pair, pairing.count))
+    marks = [
+        level > 0.1 * max(pair.query_level.max(), pair.key_level.max()) for level in (pair.query_level, pair.key_level)
+    ]
+    names = [name for name, mark in zip(("queries", "keys"), marks, strict=True) if mark.any()]
+    heads = pair.heads(marks[0]) if marks[0].any() else None
+    words = f"{in_words(heads)}{' and '.join(names)} differ by one vector at all places"
+    for pairing, theta in (*still, *turned):
+        made = []
+        for a, b in (pair.query, pair.key):
+            change = turn(b - a, pairing, theta, -places).mean(1, keepdims=True)
+            made.append(a + turn(np.repeat(change, len(places), 1), pairing, theta, places))
+        fitted = len(places) / (len(places) - 1)
+        yield Prediction("bias", made[0], made[1], words, heads=heads, fitted=fitted).finding(pair)
 
 
 def key_rounding(pair: SitePair) -> Finding | None:
