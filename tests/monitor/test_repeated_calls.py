@@ -468,3 +468,34 @@ def test_a_scan_whose_site_was_the_mean_of_calls_is_not_compared_with_the_first_
     assert (found.heads, found.means) == ((), ("blocks.0",))
     assert "blocks.0 is the mean over" in str(found)
     found.to_html(tmp_path / "page.html")
+
+
+def test_a_fingerprint_has_a_site_for_each_call_and_explains_the_layer_that_differs() -> None:
+    model = Looped(2, 2).eval()
+    x = batch(tokens=9)
+    one = attemper.fingerprint(model, [x])
+    assert [site.name for site in one.sites] == ["blocks.0", "blocks.1", "blocks.0#2", "blocks.1#2"]
+    assert attemper.explain(one, attemper.fingerprint(model, [x])).kind == "none"
+    assert isinstance(model.blocks[1], Attention)
+    model.blocks[1].qkv.weight.data[:HIDDEN] *= 1.5
+    found = attemper.explain(one, attemper.fingerprint(model, [x]))
+    assert (found.kind, found.site) == ("scale", "blocks.1")
+
+
+def test_fingerprints_of_earlier_versions_are_explained_among_themselves_alone(before: Any, tmp_path: Any) -> None:
+    model, x = Looped(1, 3).eval(), batch(tokens=9)
+    before(lambda: attemper.fingerprint(model, [x])).save(tmp_path / "old")
+    old, new = attemper.load_fingerprint(tmp_path / "old"), attemper.fingerprint(model, [x])
+    assert attemper.explain(old, old).kind == "none"
+    for pair, run in (((old, new), "a"), ((new, old), "b")):
+        message = f"explain: blocks.0 of {run} is all calls of a module as one site, as earlier versions kept them"
+        with pytest.raises(attemper.InputError, match=message):
+            attemper.explain(*pair)
+
+
+def test_a_fingerprint_of_a_long_loop_has_its_first_calls() -> None:
+    found = attemper.fingerprint(Looped(1, MOST_CALLS + 5).eval(), [batch()])
+    assert len(found.sites) == MOST_CALLS
+    assert found.skipped == {
+        "blocks.0#*": "it attends more than 64 times in a pass: a fingerprint has the first of them"
+    }

@@ -4,6 +4,7 @@ where they are not of the same tokens or the same architecture.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,13 @@ def align(a: Fingerprint, b: Fingerprint) -> list[SitePair]:
     Raises:
         InputError: they are of other tokens or another architecture; the message says what differs.
     """
+    means = [_mean_of_calls(one) for one in (a, b)]
+    if (means[0] is None) is not (means[1] is None):
+        run, name = ("b", means[1]) if means[0] is None else ("a", means[0])
+        raise InputError(
+            f"explain: {clean_name(name or '')} of {run} is all calls of a module as one site, as earlier versions "
+            "kept them, and each call is a site in the other run: take it again with this version."
+        )
     if a.lengths != b.lengths:
         raise InputError(
             f"explain: a is of {_sequences(a)} and b of {_sequences(b)}: take fingerprints of the same tokens."
@@ -38,6 +46,11 @@ def align(a: Fingerprint, b: Fingerprint) -> list[SitePair]:
             f"They must be of one architecture with as many layers{_not_read(a, b)}."
         )
     return [_pair(number, *pair) for number, pair in enumerate(zip(a.sites, b.sites, strict=True))]
+
+
+def _mean_of_calls(one: Fingerprint) -> str | None:
+    """The first site that has the same row of several calls."""
+    return next((site.name for site in one.sites if len(set(map(tuple, site.rows.tolist()))) < len(site.rows)), None)
 
 
 def _sequences(one: Fingerprint) -> str:
@@ -76,8 +89,8 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
             f"explain: site {number} ({clean_name(a.name)}) keeps {a.query.shape[1]} places of vectors in a and "
             f"{b.query.shape[1]} in b: take both fingerprints with the same version."
         )
-    places = {tuple(row): place for place, row in enumerate(b.rows.tolist())}
-    both = [(place, places[tuple(row)]) for place, row in enumerate(a.rows.tolist()) if tuple(row) in places]
+    places = {row: place for place, row in enumerate(_numbered(b.rows))}
+    both = [(place, places[row]) for place, row in enumerate(_numbered(a.rows)) if row in places]
     if not both:
         raise InputError(
             f"explain: site {number} ({clean_name(a.name)}) has no row that both keep: take both with the same rows=."
@@ -90,6 +103,16 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
             f"{_head_list(b)} in b: take both with the same heads=."
         )
     return SitePair(number, _heads(_rows(a, one), heads), _heads(_rows(b, two), heads))
+
+
+def _numbered(rows: np.ndarray) -> list[tuple[int, ...]]:
+    """Rows as (how often it came before, sequence, place): of several calls, each its own."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    found = []
+    for row in map(tuple, rows.tolist()):
+        found.append((seen[row], *row))
+        seen[row] += 1
+    return found
 
 
 def _head_list(site: SiteFingerprint) -> str:

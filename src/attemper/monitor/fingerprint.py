@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from attemper.call.attention import measurement
 from attemper.errors import BackendError, InputError
 from attemper.fingerprints.record import ROWS, Fingerprint, ModelOutput, SiteFingerprint, chosen_sequences
+from attemper.monitor.call_sites import MOST_CALLS
 from attemper.monitor.collector import Collector
 from attemper.monitor.fingerprint_output import OutputRows
 from attemper.monitor.fingerprint_rows import SeenAttention
@@ -24,6 +25,7 @@ from attemper.monitor.fingerprint_site import CallRows, SiteRows
 from attemper.monitor.forward import observation, run
 from attemper.monitor.model import check_model, date_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
+from attemper.readings.labels import JOINED
 from attemper.sites.find import all_sites
 from attemper.sites.identity import Places
 from attemper.sites.names import names_of
@@ -137,6 +139,10 @@ class FingerprintCollector(Collector):
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._note_call(module, call)
+        if seen.number.call > MOST_CALLS:
+            why = f"it attends more than {MOST_CALLS} times in a pass: a fingerprint has the first of them"
+            self.skipped[f"{seen.number.name}{JOINED}"] = why
+            return
         own = self._own_call(module, call, seen)
         if own is None:
             return
