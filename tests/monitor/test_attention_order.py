@@ -26,7 +26,7 @@ from attemper.sites.observation import current
 tf = pytest.importorskip("transformers")
 
 from tests.monitor.more_models import OTHERS  # noqa: E402
-from tests.monitor.tiny_models import GROUPED, TINY, inputs, sharpened  # noqa: E402
+from tests.monitor.tiny_models import CACHE, GROUPED, TINY, inputs, sharpened  # noqa: E402
 from tests.sites.architectures import ARCHITECTURES, Architecture  # noqa: E402
 from tests.sites.test_softmax_by_hand_transformers import MODELS as BY_HAND  # noqa: E402
 
@@ -201,7 +201,7 @@ def test_batches_with_other_arguments_are_learned_for_themselves(llama: Any, hea
 def test_a_batch_with_a_cache_runs_whole(llama: Any, ended: list[int]) -> None:
     caches = [tf.DynamicCache(), tf.DynamicCache()]
     batches = zip(texts(20, 20), caches, strict=True)
-    attemper.scan(llama, [batch | {"past_key_values": cache} for batch, cache in batches])
+    attemper.scan(llama, [batch | {CACHE: cache} for batch, cache in batches])
     assert [cache.get_seq_length() for cache in caches] == [20, 20]
     assert not ended
 

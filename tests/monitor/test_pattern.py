@@ -90,16 +90,14 @@ def test_encoder_decoder_sites_are_labelled_by_their_own_sequences(monkeypatch: 
 
 def test_keys_of_a_cache_are_labelled_by_their_places() -> None:
     transformers = pytest.importorskip("transformers")
-    from tests.monitor.tiny_models import TINY
+    from tests.monitor.tiny_models import CACHE, TINY
 
     model = TINY["llama"].build().eval()
     ids = torch.randint(3, 101, (1, 9))
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
-        model(input_ids=ids[:, :6], past_key_values=cache, use_cache=True)
-    found = attemper.pattern(
-        model, {"input_ids": ids[:, 6:], "past_key_values": cache, "use_cache": True}, layer=1, head=0
-    )
+        model(**{"input_ids": ids[:, :6], CACHE: cache, "use_cache": True})
+    found = attemper.pattern(model, {"input_ids": ids[:, 6:], CACHE: cache, "use_cache": True}, layer=1, head=0)
     last = tuple(map(str, ids[0, 6:].tolist()))
     assert found.tokens == last
     assert found.key_tokens == ("#0", "#1", "#2", "#3", "#4", "#5", *last)

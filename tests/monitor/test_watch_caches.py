@@ -17,7 +17,7 @@ import attemper
 tf = pytest.importorskip("transformers")
 
 from attemper.sites.padding import Tokens  # noqa: E402
-from tests.monitor.tiny_models import TINY, head_entropies, inputs, largest_error, sharpened  # noqa: E402
+from tests.monitor.tiny_models import CACHE, TINY, head_entropies, inputs, largest_error, sharpened  # noqa: E402
 
 DECODERS = [name for name, tiny in TINY.items() if tiny.kind == "decoder"]
 PARTS = (slice(0, 20), slice(20, 38), slice(38, 39), slice(39, 40))
@@ -36,9 +36,8 @@ def expected(model: Any, batch: dict[str, Tensor], kind: str) -> list[list[Tenso
     for part in PARTS:
         mask = batch["attention_mask"][:, : part.stop]
         with torch.no_grad():
-            outputs = model(
-                batch["input_ids"][:, part], attention_mask=mask, past_key_values=cache, output_attentions=True
-            )
+            given = {"attention_mask": mask, CACHE: cache}
+            outputs = model(batch["input_ids"][:, part], **given, output_attentions=True)
         found.append([head_entropies(layer, mask[:, part]) for layer in outputs.attentions])
     return found
 
@@ -48,7 +47,7 @@ def watched(model: Any, batch: dict[str, Tensor], kind: str, observe: str) -> li
     for part in PARTS:
         mask = batch["attention_mask"][:, : part.stop]
         with torch.no_grad(), attemper.watch(model, observe=observe) as watch:
-            model(batch["input_ids"][:, part], attention_mask=mask, past_key_values=cache)
+            model(batch["input_ids"][:, part], **{"attention_mask": mask, CACHE: cache})
         assert watch.failures == 0
         found.append(watch.table())
     return found
@@ -109,8 +108,9 @@ def test_cross_attention_is_read_while_decoding(name: str) -> None:
         watch.step()
         for token in range(6):
             given: dict[str, Any] = batch if encoded is None else {"encoder_outputs": encoded}
-            found = model(**given, decoder_input_ids=ids[:, token : token + 1], past_key_values=cache, use_cache=True)
-            cache, encoded = found.past_key_values, (found.encoder_last_hidden_state,)
+            given = given | {"decoder_input_ids": ids[:, token : token + 1], CACHE: cache}
+            found = model(**given, use_cache=True)
+            cache, encoded = found[CACHE], (found.encoder_last_hidden_state,)
     expected = {group: [head_entropies(layer, None) for layer in layers] for group, layers in groups.items()}
     assert largest_error(watch.table(), TINY[name].kind, expected) < 1e-9
 
@@ -140,7 +140,7 @@ def test_a_mask_as_long_as_a_static_cache_is_read_at_the_place_of_the_queries() 
     rows = []
     for part in (slice(0, 29), slice(29, 30)):
         with torch.no_grad(), attemper.watch(model) as watch:
-            model(batch["input_ids"][:, part], attention_mask=whole, past_key_values=cache)
+            model(batch["input_ids"][:, part], **{"attention_mask": whole, CACHE: cache})
         rows.append(watch.table().sites[0].heads[0].rows)
     assert rows == [29 + 20 + 4, 3]
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers as tf
 from torch import Tensor
+
+CACHE = next(
+    name for name in ("cache", "past_key_values") if name in inspect.signature(tf.LlamaModel.forward).parameters
+)
+"""What this version of transformers calls keys of earlier calls."""
 
 TEXT: dict[str, Any] = {
     "vocab_size": 101,

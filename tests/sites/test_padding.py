@@ -124,6 +124,38 @@ def test_a_bool_mask_of_a_transformers_model_is_true_for_real_tokens() -> None:
     assert {site.heads[0].rows for site in scan.sites} == {11}
 
 
+class Earlier:
+    """Keys of earlier calls, as transformers' caches tell how many they are."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def get_seq_length(self) -> int:
+        return self.tokens
+
+
+class Decoder(nn.Module):
+    def forward(self, x: Tensor, attention_mask: Tensor, *others: Any, **named: Any) -> Tensor:
+        return F.scaled_dot_product_attention(x[..., -2:, :], x, x)
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        ((), {"past_key_values": Earlier(5)}),
+        ((), {"cache": Earlier(5)}),
+        ((), {"cache": Earlier(5), "past_key_values": Earlier(0)}),
+        ((), {"past_key_values": Earlier(0), "cache": Earlier(5)}),
+        ((), {"cache": None, "past_key_values": Earlier(5)}),
+        ((Earlier(5),), {"use_cache": True}),
+    ],
+)
+def test_a_cache_is_told_by_what_it_is_whatever_its_name(others: tuple[Any, ...], named: dict[str, Any]) -> None:
+    scan = watched(Decoder(), torch.randn(2, 1, 7, 8), torch.tensor([[1] * 7, [1] * 6 + [0]]), *others, **named)
+    assert scan.skipped == ()
+    assert scan.sites[0].heads[0].rows == 2 + 1
+
+
 class Reads(nn.Module):
     """Attention of one sequence over another, or over a part of its own."""
 

@@ -17,7 +17,7 @@ import transformers.integrations.flash_attention as integration  # noqa: E402
 import transformers.modeling_flash_attention_utils as flash_utils  # noqa: E402
 
 from attemper.sites.transformers_arguments import reader_of  # noqa: E402
-from tests.monitor.tiny_models import TINY, eager_entropies, head_entropies, inputs, largest_error, sharpened  # noqa: E402
+from tests.monitor.tiny_models import CACHE, TINY, eager_entropies, head_entropies, inputs, largest_error, sharpened  # noqa: E402
 from tests.sites.flash_stand_in import flash_attn_func, flash_attn_varlen_func  # noqa: E402
 
 
@@ -106,7 +106,7 @@ def test_decoding_and_a_prompt_in_two_parts_are_aligned_to_the_last_key(name: st
         cache, found = tf.DynamicCache(config=model.config), []
         for part in parts:
             mask = batch["attention_mask"][:, : part.stop]
-            call: dict[str, Any] = {"past_key_values": cache, "attention_mask": mask}
+            call: dict[str, Any] = {CACHE: cache, "attention_mask": mask}
             with torch.no_grad():
                 if watched:
                     with attemper.watch(model) as watch:

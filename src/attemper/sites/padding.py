@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,9 +29,6 @@ OTHER_SEQUENCES = (
     *("encoder_output", "encoder_out", "enc_output", "enc_out"),
 )
 """Names that people give to another sequence: attention over as many keys as it has tokens is over it."""
-
-_CACHES = ("past_key_values", "past_key_value", "layer_past")
-"""Arguments that hold keys of earlier calls."""
 
 _IDS = "input_ids"
 """How the names of transformers' arguments that hold token ids end."""
@@ -331,7 +328,7 @@ def _enter_model(context: CallContext, names: list[str]) -> Any:
         for name in _PADDING.get(own_class(module), ()):
             padding = _argument(names, args, kwargs, name)
             own = ~hides(padding) if _token_mask(padding) is not None else own
-        past = _past(next((_argument(names, args, kwargs, name) for name in _CACHES if name in names), None))
+        past = _past((kwargs.get("cache"), *args, *kwargs.values()))
         ids = _token_ids(module, dict(zip(names, args, strict=False)) | kwargs)
         context.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=ids))
 
@@ -368,16 +365,19 @@ def _leave_module(context: CallContext) -> Any:
     return hook
 
 
-def _past(cache: Any) -> int | Tensor | None:
-    """Tokens that a cache of transformers holds; None where there is none, or it does not say."""
-    length = getattr(cache, "get_seq_length", None)
-    if length is None:
+def _past(arguments: Iterable[Any]) -> int | Tensor | None:
+    """Tokens that the cache among some arguments holds; None where there is none, or it does not say.
+
+    It is told by what it is: transformers 5.24 calls it ``cache``, and of two that one counts.
+    """
+    cache = next((one for one in arguments if callable(getattr(one, "get_seq_length", None))), None)
+    if cache is None:
         return None
     try:
-        found = length()
+        found = cache.get_seq_length()
     except Exception:  # a cache of another kind of layer: whatever it raises, it must not end somebody's forward pass
         return None
-    return found.clone() if isinstance(found, Tensor) else found
+    return found.clone() if isinstance(found, Tensor) else found if isinstance(found, int) else None
 
 
 def _token_mask(mask: Any) -> Tensor | None:
