@@ -14,6 +14,7 @@ _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 """Control characters, characters that change the order in which others are drawn, line and paragraph separators, and
 lone surrogates, which no encoding can hold.
 """
+_CALL = re.compile(r"(.+)#([1-9][0-9]{0,8})", re.DOTALL)
 
 
 def clean(text: object) -> str:
@@ -51,6 +52,17 @@ def token_text(token: str) -> str:
 
 
 LONGEST_NAME = 200
+
+
+def call_of(name: str) -> tuple[str, int]:
+    """The module, or tap, that the name of a site is of, and the number of its call in a pass.
+
+    Example:
+        >>> call_of("layers.0.attention"), call_of("layers.0.attention#12")
+        (('layers.0.attention', 1), ('layers.0.attention', 12))
+    """
+    found = _CALL.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, 1)
 
 
 def clean_name(name: object) -> str:

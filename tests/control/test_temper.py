@@ -313,7 +313,7 @@ MISTAKES = [
     ({"temperature": [1.0]}, "has 1 entries and the model 2"),
     ({"temperature": {"blocks.7": 2.0}}, "no attention site"),
     ({"sites": ["blocks.7"]}, "matches no attention"),
-    ({"sites": "blocks.0"}, "must be a list"),
+    ({"sites": 3}, "must be a list"),
     ({"normalizer": "entmin"}, "normalizer"),
 ]
 

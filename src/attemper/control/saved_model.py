@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
+from attemper.control.one_call import OneCall
 from attemper.control.part_form import form_of, part_of
 from attemper.control.temperature_file import read_tensors, write_tensors
 from attemper.errors import InputError
@@ -90,8 +91,13 @@ def _parts_at(module: nn.Module) -> list[Temperature | Normalizer]:
 
 
 def _parts_of(model: nn.Module) -> Parts:
-    found = {site.name: _parts_at(site.module) for site in all_sites(names_of(model))}
-    return {name: parts for name, parts in found.items() if parts}
+    found: Parts = {}
+    for site in all_sites(names_of(model)):
+        for part in _parts_at(site.module):
+            one = isinstance(part, OneCall)
+            name = f"{site.name}#{part.call}" if one else site.name
+            found.setdefault(name, []).append(part.temperature if one else part)
+    return found
 
 
 def _document(parts: Parts, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -107,7 +113,10 @@ def _document(parts: Parts, state: Mapping[str, Tensor]) -> tuple[dict[str, Any]
             for name, tensor in kept.state_dict().items():
                 full = state.get(f"{site}.{child}.{name}", tensor) if kept is part else tensor
                 _refuse_split(site, full)
-                tensors[f"{_beginning(site, number, isinstance(part, Normalizer))}.{name}"] = full
+                key = f"{_beginning(site, number, isinstance(part, Normalizer))}.{name}"
+                if key in tensors:
+                    raise InputError(f"save_pretrained: {site} and a second temperature at all its calls share a name.")
+                tensors[key] = full
             if forms[-1]["kind"] is None:
                 warnings.warn(
                     f"{site}: a {type(kept).__name__} is a class of yours, which {FILE} cannot name: attemper.load "

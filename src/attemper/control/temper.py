@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.call.normalizer import normalization
 from attemper.control.fold import constant, fold_
+from attemper.control.one_call import OneCall, end_pass
 from attemper.control.saved_model import accompany, unaccompany
 from attemper.control.temperature_file import read_temperatures, write_temperatures
 from attemper.errors import InputError
@@ -31,7 +32,7 @@ from attemper.nn.temperature import (
     ScheduledTemperature,
     Temperature,
 )
-from attemper.sites.find import Site, chosen_sites, refuse_wrapped
+from attemper.sites.find import Site, call_site, chosen_sites, refuse_wrapped
 from attemper.sites.names import class_name, unwrap
 from attemper.sites.wrap import actions_of, release
 
@@ -90,7 +91,10 @@ def temper(
             ``Entmax(1.3, learned=True)``), for one site itself and for several copied, as a temperature is: the child
             ``attemper_normalizer``. None to leave the model's own attention where it is. A model was trained with
             softmax: what another normalizer does to its loss is for you to measure, or to train.
-        sites: names of modules whose attention to temper, with all below them; None for all that are found.
+        sites: names of modules whose attention to temper, with all below them, and of single calls of modules that run
+            several times in a pass of ``model`` (``layer#2``; ``layer#1`` for the first alone); None for all that are
+            found. The same names are taken as keys of a mapping. A single call takes a temperature and no normalizer,
+            and is refused in the backward pass of activation checkpointing.
 
     Returns:
         A handle with ``.sites``, ``.temperatures``, ``.remove()``, ``.save()`` and ``.load()``; also a context manager.
@@ -108,9 +112,12 @@ def temper(
         ``attemper.dense_weights`` has them.
     """
     chosen = None if normalizer is None else _normalizer(normalizer)
-    found = chosen_sites("temper", model, sites)
+    found = chosen_sites("temper", model, sites, calls=True)
+    for name in temperature if isinstance(temperature, Mapping) else ():
+        call = call_site(name, found)
+        found += [] if call is None or any(site.name == name for site in found) else [call]
     if chosen is not None:
-        _refuse_torch_layers(found)
+        _refuse_normalizer(found)
     given = 1.0 if temperature is None and chosen is None else temperature
     each = {} if given is None else _each(given, found)
     if any(parameter.requires_grad for part in (*each.values(), chosen) if part for parameter in part.parameters()):
@@ -140,7 +147,12 @@ class Tempered:
                 self._add(site, ADDED, self.temperatures[site.name])
             if site.name in self.normalizers:
                 self._add(site, ADDED_NORMALIZER, self.normalizers[site.name])
+        self._hook = model.register_forward_hook(end_pass, always_call=True) if self._calls else None
         accompany(model)
+
+    @property
+    def _calls(self) -> list[str]:
+        return [site.name for site, _, _ in self._children if site.call is not None]
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -198,6 +210,8 @@ class Tempered:
         """
         if self.normalizers:
             raise InputError("Tempered.fold: another normalizer than softmax cannot be folded into weights.")
+        if self._calls:
+            raise InputError(f"Tempered.fold: {self._calls[0]} is one call of a module, whose weights all calls share.")
         found: dict[str, Tensor] = {}
         for name, part in self.temperatures.items():
             value = constant(part)
@@ -221,6 +235,8 @@ class Tempered:
                 delattr(site.module, child)
             release(site.module)
         self._children.clear()
+        if self._hook is not None:
+            self._hook.remove()
         unaccompany(self.model)
 
     def __repr__(self) -> str:
@@ -241,6 +257,8 @@ class Tempered:
         return {**self.temperatures, **{f"{site}.normalizer": part for site, part in self.normalizers.items()}}
 
     def _add(self, site: Site, beginning: str, part: Temperature | Normalizer) -> None:
+        if site.call is not None and isinstance(part, Temperature):
+            part = OneCall(part, site.name, site.call)
         actions = actions_of(site)
         names = actions.temperatures if isinstance(part, Temperature) else actions.normalizers
         free = (beginning, *(f"{beginning}_{number}" for number in range(2, len(names) + 3)))
@@ -275,7 +293,10 @@ def _normalizer(given: Any) -> Normalizer:
     )
 
 
-def _refuse_torch_layers(sites: list[Site]) -> None:
+def _refuse_normalizer(sites: list[Site]) -> None:
+    calls = [site.name for site in sites if site.call is not None]
+    if calls:
+        raise InputError(f"temper(normalizer=...) stands at all calls of a module, and {calls[0]} is one of them.")
     refused = [site.name for site in sites if not site.way.normalizes]
     if refused:
         raise InputError(

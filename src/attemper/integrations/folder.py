@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from attemper.integrations.checkpoint import check_folder
 from attemper.integrations.hub import first_line, quiet
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import Temperature
-from attemper.sites.find import Site, chosen_sites
+from attemper.sites.find import Site, call_site, chosen_sites
 from attemper.sites.names import class_name
 
 
@@ -140,10 +139,14 @@ def restore(model: nn.Module, folder: str | Path) -> tuple[Tempered, ...]:
     return tuple(handles)
 
 
-def _own_name(model: nn.Module, name: str, sites: Mapping[str, Site]) -> str:
-    """A site's name in this model, which may be the body of the one that was saved, or have it as its body."""
+def _own_name(model: nn.Module, name: str, sites: dict[str, Site]) -> str:
+    """A site's name in this model, which may be the body of the one that was saved, or have it as its body. A single
+    call is added to ``sites``.
+    """
     prefix = f"{getattr(model, 'base_model_prefix', '') or ''}."
     for own in (name, f"{prefix}{name}", name.removeprefix(prefix)):
+        if own not in sites and (call := call_site(own, sites.values())) is not None:
+            sites[own] = call
         if own in sites:
             return own
     raise InputError(

@@ -16,8 +16,9 @@ from torch import nn
 
 from attemper.monitor.calls import CallNumber, SeenCall
 from attemper.readings.calls import Modules
-from attemper.readings.labels import JOINED, call_of, layer_of, pattern_of
+from attemper.readings.labels import JOINED, layer_of, pattern_of
 from attemper.sites.padding import CallContext
+from attemper.text import call_of
 
 MOST_CALLS = 64
 """Calls of one module in one pass that may each be a site."""

@@ -296,7 +296,9 @@ class Collector:
         """Whether a call is wanted: by its own name, as one of all calls of its module, by the module in which a tap
         stands, or by a tap's name that stands beside it.
         """
-        names = (seen.name, seen.number.name, *([] if seen.module is None else [seen.module]))
+        number = seen.number
+        names = (number.name, f"{number.name}#1" if number.call == 1 else number.site)
+        names += () if seen.module is None else (seen.module,)
         seen.kept = any(is_wanted(name, self.scope.sites) for name in names)
         if not seen.kept and not seen.is_tap:
             taps = (tap for tap in self.calls if tap.is_tap and tap.kept and tap.places)

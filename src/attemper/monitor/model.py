@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from attemper import __version__
 from attemper.errors import InputError
-from attemper.readings.labels import by_reason, call_of
+from attemper.readings.labels import by_reason
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.act import modules_with_normalizer
 from attemper.sites.mixers import UNREAD
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap
+from attemper.text import call_of
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "

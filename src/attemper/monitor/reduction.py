@@ -30,9 +30,8 @@ from attemper.monitor.model import device_of, hash_of
 from attemper.monitor.slots import MergedSample, Slots, identity
 from attemper.monitor.snapshot import Snapshot
 from attemper.readings.calls import Modules, joined, reasons, uneven
-from attemper.readings.labels import call_of
 from attemper.readings.sample import SiteKey, SiteLabel
-from attemper.text import clean_name
+from attemper.text import call_of, clean_name
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

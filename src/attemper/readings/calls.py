@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from attemper.readings.labels import JOINED, call_of, layer_of
+from attemper.readings.labels import JOINED, layer_of
 from attemper.readings.reading import SiteReading
 from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.text import call_of
 
 Modules: TypeAlias = frozenset[tuple[str, str]]
 """(Name, mode) of modules, or taps."""

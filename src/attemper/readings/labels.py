@@ -19,7 +19,6 @@ LAYER_KINDS = {
 _BLOCKS = re.compile(r"(?:.*(?:layer|block|group|stage)s?|h)")
 """Names of lists that hold the blocks of a model: ``layers``, ``resblocks``, GPT-2's ``h``."""
 _INDEX = re.compile(r"[0-9]{1,9}")
-_CALL = re.compile(r"(.+)#([1-9][0-9]{0,8})", re.DOTALL)
 JOINED = "#*"
 """Stands behind a module's name where it is told why its calls are one site."""
 _SUBLAYER = re.compile(r"(?:^|\.)block\.([0-9]{1,9})\.layer\.[0-9]{1,9}(?:\.|$)")
@@ -44,17 +43,6 @@ def layer_of(name: str) -> int | None:
     in_lists = [place for place in numbered if place and _BLOCKS.fullmatch(parts[place - 1])]
     meant = numbered if len(numbered) == 1 else in_lists
     return int(parts[meant[0]]) if len(meant) == 1 else None
-
-
-def call_of(name: str) -> tuple[str, int]:
-    """The module, or tap, that the name of a site is of, and the number of its call in a pass.
-
-    Example:
-        >>> call_of("layers.0.attention"), call_of("layers.0.attention#12")
-        (('layers.0.attention', 1), ('layers.0.attention', 12))
-    """
-    found = _CALL.fullmatch(name)
-    return (found[1], int(found[2])) if found else (name, 1)
 
 
 def pattern_of(name: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attemper.readings.labels import call_of, label_of, pattern_of
+from attemper.readings.labels import label_of, pattern_of
 from attemper.readings.reading import HeadReading, SiteReading
 from attemper.statistics import SHOWN, Reduction
+from attemper.text import call_of
 
 
 @dataclass(frozen=True)

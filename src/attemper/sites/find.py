@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
@@ -19,6 +19,7 @@ from attemper.errors import InputError
 from attemper.sites.names import Names, check_sites, class_name, compiled_parts, is_wanted, names_of, own_class, unwrap
 from attemper.sites.sharded import is_dtensor
 from attemper.sites.ways import FUNCTIONS, LAYERS, SDPA, WAYS, Way
+from attemper.text import call_of
 
 _DEPTH = 3
 """How many calls deep functions are followed."""
@@ -33,6 +34,8 @@ class Site:
     """Its name in the user's own model."""
     module: nn.Module
     way: Way
+    call: int | None = None
+    """Which of its calls in a pass; None for all."""
 
 
 def all_sites(names: Names) -> list[Site]:
@@ -41,8 +44,15 @@ def all_sites(names: Names) -> list[Site]:
     return [Site(name or class_name(module), module, way) for module, name, way in ways if way is not None]
 
 
-def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None) -> list[Site]:
-    """The attention modules of ``model`` that ``sites`` names, in its order; None for all.
+def call_site(name: str, sites: Iterable[Site]) -> Site | None:
+    """The call that a name such as ``layer#2`` means, of a module among ``sites``; None where it is none."""
+    module, call = call_of(name)
+    return next((replace(site, name=name, call=call) for site in sites if site.name == module != name), None)
+
+
+def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None, *, calls: bool = False) -> list[Site]:
+    """The attention modules of ``model`` that ``sites`` names, in its order; None for all. With ``calls`` also single
+    calls, by names such as ``layer#2``, behind them.
 
     Raises:
         InputError: the model is compiled; no part of it attends in a way that is known; a name matches nothing; or one
@@ -65,7 +75,13 @@ def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None) -> l
         raise InputError(f"{where} found no attention in {class_name(unwrap(model))} that it can act on. {_reach()}")
     kept = [site for site in found if is_wanted(site.name, wanted)]
     for name in wanted or ():
-        if not any(is_wanted(site.name, (name,)) for site in found):
+        if any(is_wanted(site.name, (name,)) for site in found):
+            continue
+        call = call_site(name, found)
+        if call is not None and not calls:
+            raise InputError(f"{where}(sites=[{name!r}]) acts on all calls of a module: write [{call_of(name)[0]!r}].")
+        kept += [] if call is None else [call]
+        if call is None:
             raise InputError(
                 f"{where}(sites=[{name!r}]) matches no attention. They are: {', '.join(site.name for site in found)}."
             )

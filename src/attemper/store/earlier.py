@@ -7,10 +7,10 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from attemper.readings.calls import apart
-from attemper.readings.labels import JOINED, call_of
+from attemper.readings.labels import JOINED
 from attemper.readings.sample import SiteLabel
 from attemper.store.schema import Tables
-from attemper.text import clean_name, count
+from attemper.text import call_of, clean_name, count
 
 
 @dataclass(frozen=True)
