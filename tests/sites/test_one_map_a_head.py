@@ -182,3 +182,73 @@ def test_a_tap_beside_one_of_the_maps_is_read_as_it_was_asked_for() -> None:
     reading = attemper.scan(model, [torch.randn(2, 16, 32)])
     assert [site.name for site in reading.sites] == ["first map"]
     assert [skip.name for skip in reading.skipped] == ["0"]
+
+
+class Windows(nn.Module):
+    """Attention inside of windows, whose axis stands before that of heads or behind it."""
+
+    def __init__(self, order: str, by_hand: bool) -> None:
+        super().__init__()
+        self.order, self.by_hand, self.num_heads = order, by_hand, 2
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, [B, heads, windows, tokens, size]."""
+        return tuple(part.unflatten(-1, (2, 16)).unflatten(1, (3, 8)).permute(0, 3, 1, 2, 4)
+                     for part in self.qkv(x).chunk(3, -1))  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.parts(x)
+        if self.order == "windows, heads":
+            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        made = (q @ k.mT / 4).softmax(-1) @ v if self.by_hand else F.scaled_dot_product_attention(q, k, v)
+        made = made.transpose(1, 2) if self.order == "windows, heads" else made
+        return self.out(made.permute(0, 2, 3, 1, 4).flatten(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("order", ["heads, windows", "windows, heads"])
+def test_windows_are_no_heads_wherever_their_axis_stands(order: str, by_hand: bool) -> None:
+    model, x = Windows(order, by_hand).eval(), torch.randn(2, 24, 32)
+    q, k, _ = model.parts(x)
+    weights = (q @ k.mT / 4).softmax(-1).double()
+    expected = -torch.xlogy(weights, weights).sum(-1).mean((0, 2, 3))
+    for read in _read(model, x):
+        (site,) = read().sites
+        assert [head.entropy_nats for head in site.heads] == pytest.approx(expected.tolist(), abs=1e-5)
+        assert {head.rows for head in site.heads} <= {2 * 24, 4 * 24}  # of one pass or two
+
+
+@pytest.mark.parametrize("order", ["heads, windows", "windows, heads"])
+def test_heads_with_windows_behind_them_are_tempered_each_by_its_own_temperature(order: str) -> None:
+    model, x = Windows(order, by_hand=False).eval(), torch.randn(2, 24, 32)
+    factors = torch.tensor([0.5, 2.0])
+    attemper.temper(model, temperature=attemper.nn.FixedTemperature(factors))
+    q, k, v = model.parts(x)
+    made = (q @ k.mT / 4 / factors.view(2, 1, 1, 1)).softmax(-1) @ v
+    expected = model.out(made.permute(0, 2, 3, 1, 4).flatten(1, 2).flatten(2))
+    assert torch.allclose(model(x), expected, atol=1e-5)
+
+
+class DepthMix(nn.Module):
+    """For each token a learned mix of the outputs of layers, by the function that attends."""
+
+    def __init__(self, queries: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(queries, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = torch.stack((x, 2 * x, x.flip(1)), 2)
+        return F.scaled_dot_product_attention(self.query.expand(*x.shape[:2], -1, -1), layers, layers).mean(2)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_mix_of_layers_for_each_token_has_no_heads_and_is_named(queries: int) -> None:
+    model = nn.Sequential(Attention(F.scaled_dot_product_attention), DepthMix(queries)).eval()
+    for read in _read(model, torch.randn(2, 16, 32)):
+        reading = read()
+        assert [site.name for site in reading.sites] == ["0"]
+        (skipped,) = reading.skipped
+        assert (skipped.name, skipped.reason.partition(",")[0]) == (
+            "1", "its queries are the same along the axis of heads"
+        )  # fmt: skip

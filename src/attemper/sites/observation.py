@@ -258,8 +258,8 @@ _HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads"
 
 
 def heads_of(module: nn.Module) -> int:
-    """The number of heads that a module names among its attributes; 1 if it names none."""
-    return _count(module) or 1
+    """The number of heads that a module names among its attributes; 0 if it names none."""
+    return _count(module) or 0
 
 
 def stated_heads(module: nn.Module) -> int | None:
@@ -279,18 +279,32 @@ def four_dimensional(tensor: Tensor, heads: int) -> Tensor:
     """Queries or keys as [B, H, Q, D].
 
     [..., H, Q, D] has its leading dimensions made one batch, and [..., G, heads / G, Q, D] its groups made heads.
-    [B * heads, Q, D] is unfolded; [Q, D] is one head of one batch.
+    [..., H, windows, Q, D] has its windows put before its heads. [B * heads, Q, D] is unfolded; [Q, D] is one head of
+    one batch.
     """
     if tensor.dim() == 4:
         return tensor
     if tensor.dim() > 4:
         if tensor.shape[-3] != heads and tensor.shape[-4] * tensor.shape[-3] == heads:
             tensor = tensor.flatten(-4, -3)
+        elif _windows_last(tensor.shape, heads):
+            tensor = tensor.transpose(-4, -3)
         return tensor.flatten(0, -4) if tensor.dim() > 4 else tensor
     if tensor.dim() == 3:
         folded = heads > 1 and tensor.shape[0] % heads == 0
         return tensor.unflatten(0, (-1, heads)) if folded else tensor[:, None]
     return tensor[None, None]
+
+
+def as_given(rows: Tensor, shape: Sequence[int], heads: int) -> Tensor:
+    """Queries that ``four_dimensional`` made of a tensor of this shape, as they were."""
+    if _windows_last(shape, heads):
+        return rows.reshape(*shape[:-4], shape[-3], shape[-4], *shape[-2:]).transpose(-4, -3)
+    return rows.reshape(shape)
+
+
+def _windows_last(shape: Sequence[int], heads: int) -> bool:
+    return len(shape) > 4 and shape[-4] == heads and shape[-3] not in (1, heads)
 
 
 def mask_like(module: nn.Module, mask: Tensor, query: Tensor, heads: int, keys: int) -> Tensor:

@@ -41,6 +41,7 @@ from attemper.sites.observation import (
     Reader,
     UnsupportedCallError,
     as_autocast_rounds,
+    as_given,
     current,
     four_dimensional,
     guard,
@@ -182,7 +183,13 @@ def read_sdpa(
         raise UnsupportedCallError(
             module, "its queries and keys are nested tensors: pad them, or put attemper.tap beside it"
         )
-    heads = heads_of(module) if query.dim() != 4 or key.dim() != 4 else 0
+    heads = heads_of(module)
+    if query.dim() == 4 and query.shape[1] not in (1, heads) and query.stride(1) == 0 != key.stride(1):
+        raise UnsupportedCallError(
+            module,
+            "its queries are the same along the axis of heads, which is then one of tokens (a learned mix of layers, "
+            "say); if it is one of heads, put attemper.tap beside it",
+        )
     options = Options(**{name: given[name] for name in ("scale", "is_causal", "enable_gqa") if name in given})
     if not options.enable_gqa and query.shape[:-2] != key.shape[:-2]:
         # Leading axes broadcast before they are read as batch and heads.
@@ -321,10 +328,10 @@ class _ScaledDotProduct(ModelCall):
     """Its other arguments, by name."""
 
     def read(self, query: Tensor) -> AttentionCall:
-        return read_sdpa(self.module, query.reshape(self.shape), **self.given)
+        return read_sdpa(self.module, as_given(query, self.shape, heads_of(self.module)), **self.given)
 
     def run(self, query: Tensor) -> Any:
-        return F.scaled_dot_product_attention(query.reshape(self.shape), **self.given)
+        return F.scaled_dot_product_attention(as_given(query, self.shape, heads_of(self.module)), **self.given)
 
     def result_of(self, output: Tensor) -> Any:
         return output
