@@ -364,6 +364,10 @@ def test_tensors_of_one_type_are_not_rounded_by_autocast():
     plain = attemper.attention(query, key, value).output
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(attemper.attention(query, key, value).output, plain)
+        sdpa = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        rounded = attemper.attention(query.bfloat16(), key.bfloat16(), value.bfloat16()).output
+    assert (plain.dtype, sdpa.dtype, rounded.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    torch.testing.assert_close(rounded, sdpa, rtol=2**-7, atol=2**-8)
 
 
 def test_tensors_of_several_types_are_refused_without_autocast_and_beside_float64():

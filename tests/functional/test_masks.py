@@ -78,15 +78,13 @@ def test_it_is_read_as_the_options_and_never_written_as_a_tensor(alignment: str,
 @pytest.mark.parametrize(
     "options",
     [
-        {"is_causal": True, "causal_alignment": "bottom-right"},
-        {"is_causal": True},
         {"window_size": (2, 1)},
         {"window_size": (2, 1), "causal_alignment": "bottom-right"},
     ],
     ids=str,
 )
 @sizes
-def test_it_intersects_with_causality_and_windows_of_either_alignment(
+def test_it_intersects_with_windows_of_either_alignment(
     alignment: str, options: dict[str, Any], shape: tuple[int, int], backend: str
 ):
     q, k, v = tensors(*shape)
@@ -94,6 +92,24 @@ def test_it_intersects_with_causality_and_windows_of_either_alignment(
     wanted = attended(backend, q, k, v, marks(alignment, *shape), **options)
     torch.testing.assert_close(found.output, wanted.output)
     assert torch.equal(found.stats.visible_keys, wanted.stats.visible_keys)
+
+
+@both
+def test_beside_is_causal_it_is_refused_as_by_sdpa(alignment: str):
+    q, k, v = tensors(6, 6)
+    bias = bias_of(alignment, 6, 6)
+    with pytest.raises(ValueError, match="should not be used with causal=True"):
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, is_causal=True)
+    for call in (
+        lambda: attemper.attention(q, k, v, bias, is_causal=True),
+        lambda: attemper.attention_statistics(q, k, bias, is_causal=True),
+        lambda: attemper.dense_weights(q, k, attn_mask=bias, is_causal=True),
+        lambda: attemper.tap(q, k, bias, is_causal=True, name="site"),
+    ):
+        with pytest.raises(
+            InputError, match=r"\(is_causal=True\) beside an attn_mask that is a CausalBias.*Leave is_c"
+        ):
+            call()
 
 
 def test_one_for_other_sizes_is_refused():

@@ -199,6 +199,7 @@ def _mask(rng: random.Random, generator: torch.Generator, made: Draw, n: dict[st
     if kind == "causal bias":
         make = causal_upper_left if queries > keys or rng.random() < 0.5 else causal_lower_right
         made.options["attn_mask"] = make(queries, keys)
+        made.options.pop("is_causal", None)  # refused beside it
         return
     shapes = {
         "bool per head": (batch, heads, queries, keys), "keys": (batch, 1, 1, keys), "rows": (1, 1, queries, 1),

@@ -64,10 +64,15 @@ def without_causal_bias(
         keys: K.
 
     Raises:
-        InputError: it was made for other sizes.
+        InputError: it was made for other sizes, or ``is_causal`` stands beside it, which SDPA refuses, too.
     """
     if not is_causal_bias(mask):
         return mask, rule
+    if rule.is_causal:
+        raise InputError(
+            f"{where}(is_causal=True) beside an attn_mask that is a CausalBias: the bias is causal already, and "
+            "F.scaled_dot_product_attention refuses both. Leave is_causal out."
+        )
     sizes = (query.shape[2], keys)
     if sizes_of(mask) != sizes:
         raise InputError(
@@ -77,8 +82,7 @@ def without_causal_bias(
         )
     square = sizes[0] == sizes[1]
     alignment = rule.causal_alignment if square else alignment_of(mask)
-    ruled = rule.is_causal or tuple(rule.window_size) != (-1, -1)
-    if ruled and alignment != rule.causal_alignment:
+    if tuple(rule.window_size) != (-1, -1) and alignment != rule.causal_alignment:
         return causal_marks(mask, query.device), rule
     return None, replace(rule, is_causal=True, causal_alignment=alignment)
 

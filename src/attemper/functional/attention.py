@@ -39,12 +39,13 @@ def attention(
     Args:
         query: [B, H, Q, D]; float16, bfloat16, float32 or float64.
         key: [B, G, K, D]; H is a multiple of G, and ``enable_gqa`` says that this is meant.
-        value: [B, G, K, E]. Under autocast, tensors of several types are brought to its type, as SDPA brings them; of
-            one type they are computed as they are.
+        value: [B, G, K, E]. Under autocast, tensors of several types are brought to its type, as SDPA brings them. Of
+            one type they are computed as they are, and so is the output: SDPA rounds float32 there, and gives
+            autocast's type. Pass ``query.bfloat16()`` and so on for its output.
         attn_mask: broadcastable to [B, H, Q, K]; bool (True = visible) or floating (added to the scores,
             differentiable; an entry at or below ``finfo.min / 2`` of its type hides the key, -1e4 or -1e9 do not).
-            Intersects with the rest. A ``torch.nn.attention.bias.CausalBias`` is read as causality with its alignment;
-            any other subclass of Tensor is refused.
+            Intersects with the rest. A ``torch.nn.attention.bias.CausalBias`` is read as causality with its alignment,
+            and refused beside ``is_causal``, as by SDPA; any other subclass of Tensor is refused.
         dropout_p: dropout of the weights; statistics are of the weights before it.
         is_causal: a query sees keys up to its own place.
         scale: multiplies q.k; None for 1/sqrt(D).
