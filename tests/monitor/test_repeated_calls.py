@@ -477,9 +477,10 @@ def test_a_fingerprint_has_a_site_for_each_call_and_explains_the_layer_that_diff
     one = attemper.fingerprint(model, [x])
     assert [site.name for site in one.sites] == ["blocks.0", "blocks.1", "blocks.0#2", "blocks.1#2"]
     assert attemper.explain(one, attemper.fingerprint(model, [x])).kind == "none"
-    assert isinstance(model.blocks[1], Attention)
+    block: Any = model.blocks[1]
     with torch.no_grad():
-        model.blocks[1].qkv.weight[:HIDDEN] *= 1.5
+        block.qkv.weight[:HIDDEN] *= 1.5
+        block.qkv.bias[:HIDDEN] *= 1.5
     found = attemper.explain(one, attemper.fingerprint(model, [x]))
     assert (found.kind, found.site) == ("scale", "blocks.1")
 

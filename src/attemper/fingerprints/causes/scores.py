@@ -75,7 +75,7 @@ def log_length(rows: np.ndarray, places: np.ndarray) -> tuple[float, np.ndarray]
         if not np.isfinite(base) or base <= 0:
             continue
         for form in (np.maximum(logs / base, 1.0), logs / base):
-            made = np.maximum(form, 1e-300) ** power
+            made = np.maximum(form, 1e-100) ** power
             found.append((float(((rows - made) ** 2).sum()), float(np.exp(base)), made))
     if not found:
         return None
