@@ -70,6 +70,7 @@ def test_a_compiled_model_is_one_graph_on_sampled_and_other_steps(kind: type[nn.
             watch.step()
     assert counter.frame_count == 1
     assert watch.sampled == 3
+    assert watch.history("rows", site="first", head=0).values.tolist() == [2 * 40] * 3
     scan = watch.table()
     assert scan.sites[0].name == "first"
     assert scan.sites[0].heads[0].rows == 2 * 40

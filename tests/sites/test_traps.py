@@ -254,10 +254,12 @@ def test_a_compiled_model_without_taps_says_so_and_is_not_compiled_anew() -> Non
     model, x = Own(), torch.randn(2, 20, 32)
     compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     before = compiled(x)
-    with attemper.watch(compiled, every=2) as watch:
+    only_taps = pytest.warns(UserWarning, match=r"nothing was measured in the first step\. .*only taps are seen inside")
+    with attemper.watch(compiled, every=2) as watch, only_taps as told:
         for _ in range(4):
             assert torch.equal(compiled(x), before)
             watch.step()
+    assert len(told) == 1
     assert counter.frame_count == 1
     with pytest.raises(attemper.InputError, match="This model is compiled: only taps are seen inside"):
         watch.table()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -19,9 +18,10 @@ from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.trackers import Trackers
 from attemper.monitor.data_parallel import are_here, check_reduce, is_distributed
+from attemper.monitor.model import NOT_TRAINED
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.watch import Watch, watch
-from attemper.readings.reading import Alarm, Reading
+from attemper.readings.reading import Alarm, Reading, Skipped
 from attemper.readings.scan import Scan
 from attemper.sites.names import unwrap
 from attemper.statistics import SHOWN_BY_NAME, STATISTIC_OF
@@ -85,6 +85,10 @@ class TrainingWatch(Watch):
             self._evaluating = True
         super().begin_sample()
 
+    def _why_nothing(self, skipped: tuple[Skipped, ...]) -> str:
+        eval_alone = self.passes and not self.sampled and not self._trained.training
+        return NOT_TRAINED if eval_alone else super()._why_nothing(skipped)
+
     def end_evaluation(self) -> None:
         """Ends the sample of an evaluation, if one has begun, at the step that ended last."""
         if self._evaluating:
@@ -139,7 +143,7 @@ class Monitor:
         self._open = ExitStack()
         self._main = True
         self._sampled = self._readings = 0
-        self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
+        self._logged_untrained = self._logged_notes = False
         self.watch: TrainingWatch | None = None
         self.last: Scan | None = None
 
@@ -173,7 +177,7 @@ class Monitor:
         self.close()
         self._all_trackers = Trackers([*self._trackers, *trackers] if main else [])
         self._main, self.watch, self.last = main, None, None
-        self._warned_of_nothing = self._logged_untrained = self._logged_notes = False
+        self._logged_untrained = self._logged_notes = False
         options = {"compiled": compiled, "evaluation": self._evaluation, "start": step, **self._options}
         self._new_watch = partial(
             TrainingWatch, model, store=self._store_in(folder), on_alarm=self._begun.append, **options
@@ -263,7 +267,8 @@ class Monitor:
             self.last = self.watch.table()
             levels = scalars(self.last, self._stats)
         except InputError as error:
-            self._warn_of_nothing(error)
+            if self.last is not None:  # else the watch has told at its first step that it sees nothing
+                self.watch.note_failure(self.watch.title, error)
             return {}
         except Exception as error:  # whatever it is, it must not end somebody's training run
             self.watch.note_failure(self.watch.title, error)
@@ -281,12 +286,6 @@ class Monitor:
             self.watch.end_evaluation()
             self._sampled = self.watch.sampled
             self._report_alarms()
-
-    def _warn_of_nothing(self, error: InputError) -> None:
-        """Warns once that no attention is seen: that must not end training."""
-        if not self._warned_of_nothing:
-            self._warned_of_nothing = True
-            warnings.warn(f"attemper: nothing is logged. {clean(error)}", stacklevel=3)
 
     def _log_notes(self, reading: Reading, step: int) -> None:
         """Logs once what is not judged: without it, no alarm would look like a healthy model. That a model looks

@@ -105,9 +105,9 @@ class Collector:
         if self.unwanted:
             return (
                 f"watch(sites={list(self.scope.sites or ())!r}) matches none of the sites that were seen: "
-                f"{', '.join(sorted(self.unwanted))}."
+                f"{', '.join(sorted(self.unwanted))}. Name some of these, or leave out sites=."
             )
-        hint = " This model is compiled: only taps are seen inside." if compiled else ""
+        hint = " This model is compiled: only taps are seen inside, and its calls run compiled." if compiled else ""
         return why_nothing("watch", next(iter(self._names)), skipped, hint)
 
     @cached_property
@@ -536,10 +536,17 @@ class Collector:
         backends = ", ".join(found.backends)
         return SampleReadings(readings, self.skips(readings), found.tokens, backends, last, found.period)
 
+    @property
+    def seen(self) -> set[str]:
+        """Names of the sites of the latest sample, and of all taps in compiled code. Nothing waits."""
+        return {site.name for site in self.sites.values() if not site.spoiled} | self.tapped.names
+
     def skips(self, sites: Iterable[SiteReading | SiteLabel] | None = None) -> tuple[Skipped, ...]:
         """What was not measured; a site that was in the end is not among it (``sites``; None: of the latest sample)."""
-        sites = self.readings().sites if sites is None else sites
-        measured_names = {site.name for site in sites}
+        return self.skips_beside({site.name for site in (self.readings().sites if sites is None else sites)})
+
+    def skips_beside(self, measured_names: set[str]) -> tuple[Skipped, ...]:
+        """The same, of a sample with sites of these names."""
         found = {name: reason for name, reason in self.skipped.items() if name not in measured_names}
         for name, reason in self._refused.items():
             # What computes attention with code of its own may have been seen all the same, as torch functions.

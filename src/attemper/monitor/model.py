@@ -25,7 +25,7 @@ from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.act import modules_with_normalizer
 from attemper.sites.mixers import UNREAD
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap
-from attemper.text import call_of
+from attemper.text import call_of, clean, count, cut
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "
@@ -38,6 +38,9 @@ NOT_RUN = (
     "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run what "
     "torch.compile or a wrapper made of it, watch that."
 )
+NOT_TRAINED = "no forward pass ran in training mode, and no other is read: call model.train() before it."
+MOST_LINES = 12
+"""Of the reasons why parts of a model were not measured, in one message."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -72,6 +75,14 @@ def why_nothing(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: 
         )
     unread = " that it can read" if pairs else ""
     return f"{where} saw no attention in {class_name(unwrap(model))}{unread}.{hint} {ADVICE}{_lines(pairs)}"
+
+
+def why_not_all(model: nn.Module, skipped: Mapping[str, str]) -> str:
+    """What to say of a model of which some parts, by name, were not measured, and why."""
+    lines = [(clean(name), cut(clean(reason), 200)) for name, reason in by_reason(skipped.items())]
+    more = f"\n  and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+    parts, were = count(len(skipped), "part"), "was" if len(skipped) == 1 else "were"
+    return f"{parts} of {class_name(unwrap(model))} {were} not measured:{_lines(lines[:MOST_LINES])}{more}"
 
 
 def _lines(pairs: Iterable[tuple[str, str]]) -> str:

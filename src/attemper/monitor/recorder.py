@@ -29,6 +29,7 @@ from attemper.readings.judge import Judge
 from attemper.readings.labels import JOINED
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
+from attemper.store.about import UNMEASURED, sentence
 from attemper.store.chunk import as_kept
 from attemper.store.options import DEFAULT_BITS
 from attemper.text import clean, clean_name, count
@@ -313,15 +314,25 @@ class Recorder:
 
     def _coverage_of(self, sample: Sample) -> Iterator[tuple[SiteKey, str | None]]:
         """Every site that was expected, and why it is not in the sample."""
-        collector, mode = self._collector, sample.sites[0].mode
-        reasons = {entry.name: entry.reason for entry in collector.skips(sample.sites)}
-        seen = {collector.module_of(label.name) for label in sample.sites}
-        seen |= {name for name, _, _ in self._coverage}
-        for name in collector.expected:
-            if name not in seen:
-                reasons.setdefault(name, UNSEEN)
+        mode, reasons = sample.sites[0].mode, self.unread({label.name for label in sample.sites})
         yield from (((name, "self", mode), reason) for name, reason in reasons.items())
         yield from ((label.key, None) for label in sample.sites)
+
+    def unread(self, seen: set[str]) -> dict[str, str]:
+        """Name -> why it is not read, of what was expected beside the sites of these names."""
+        collector = self._collector
+        reasons = {entry.name: entry.reason for entry in collector.skips_beside(seen)}
+        modules = {collector.module_of(name) for name in seen}
+        modules |= {name for (name, _, _), reason in self._coverage.items() if reason != UNSEEN}
+        for name in collector.expected:
+            if name not in modules:
+                reasons.setdefault(name, UNSEEN)
+        return reasons
+
+    def note_unmeasured(self, reason: str) -> None:
+        """Keeps why nothing was measured so far: who reads the run later finds no sample in it."""
+        if self._writer is not None:
+            self._writer.describe({UNMEASURED: sentence(reason)})
 
     @property
     def run(self) -> Run:
@@ -346,6 +357,11 @@ class Recorder:
         return _rank()
 
     @property
+    def is_stored(self) -> bool:
+        """Whether the run outlives this process."""
+        return self._store is not None
+
+    @property
     def last_step(self) -> int | None:
         """Of the last sample in the store; None for a new one."""
         return None if self._writer is None else self._writer.last_step
@@ -358,10 +374,14 @@ class Recorder:
     def summary(self, sampled: int) -> str:
         """What became of so many samples, for people."""
         where = "in memory" if self._store is None else f"in {clean_name(self._store.last_name)}"
+        if self.judge.step is None:
+            alarms = "not judged yet" if self._underway else "nothing was measured so far"
+        else:
+            alarms = count(len(self.judge.standing), "alarm")
         dropped = f", {self.dropped} dropped" if self._store is not None else ""
         if self._writer is not None and self._writer.waiting:
             dropped += f", {self._writer.waiting} waiting for the disk"
-        return f"{count(sampled, 'sample')} {where}{dropped}, {count(len(self.judge.standing), 'alarm')}"
+        return f"{count(sampled, 'sample')} {where}{dropped}, {alarms}"
 
     def close(self) -> None:
         """Writes what is left and ends the file. What is there can be read afterwards."""

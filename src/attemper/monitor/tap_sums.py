@@ -87,6 +87,11 @@ class TapSums:
         before = self._padded.get(tokens.device)
         self._padded[tokens.device] = last if before is None else torch.maximum(before, last)
 
+    @property
+    def names(self) -> set[str]:
+        """Of the taps that may have run."""
+        return {sample.name for sample in self._samples.values()}
+
     def join_steps(self, steps: Sequence[tuple[TapSnapshot, int]]) -> None:
         """Makes the sums of steps, each with its number, those of the last number."""
         last, nothing = steps[-1][1], TapSnapshot(self._scope, {}, {})

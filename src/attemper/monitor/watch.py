@@ -21,15 +21,23 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.merged_recorder import MergedRecorder, new_recorder
-from attemper.monitor.model import NOT_RUN, check_model, date_of, device_of, provenance, unseen_normalizers
-from attemper.monitor.options import WatchOptions
-from attemper.monitor.recorder import RunView, about
+from attemper.monitor.model import (
+    NOT_RUN,
+    check_model,
+    date_of,
+    device_of,
+    provenance,
+    unseen_normalizers,
+    why_not_all,
+)
+from attemper.monitor.options import NO_ALARMS, WatchOptions
+from attemper.monitor.recorder import UNSEEN, RunView, about
 from attemper.monitor.reduction import reduction_of
 from attemper.monitor.schedule import Schedule
 from attemper.monitor.snapshot import SampleReadings
 from attemper.monitor.tap_receiver import TapReceiver
 from attemper.readings.limits import AlarmLimits
-from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading
+from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
 from attemper.readings.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
@@ -38,7 +46,7 @@ from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
 from attemper.store.options import Store
-from attemper.text import clean
+from attemper.text import clean, count
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -134,6 +142,10 @@ class Watch(TapReceiver, RunView):
         self._due, self._first = False, None
         """Whether a sample has ended that is not recorded yet."""
         self._stepping, self._fresh = options.reduce is not None, False
+        self._told = options.limits is NO_ALARMS
+        """Whether it was told what the first step does not show. Nobody asked a watch that another part keeps."""
+        self._ended_passes = 0
+        """Passes of the steps that have ended."""
         self._date: float | None = None
         """When the latest sample began; None where only taps in compiled code were seen."""
         self._tapped = False
@@ -177,6 +189,7 @@ class Watch(TapReceiver, RunView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._told = self._told or error is not None  # a pass that failed shows nothing
         self.close()
 
     def close(self) -> None:
@@ -185,7 +198,10 @@ class Watch(TapReceiver, RunView):
         self._open.close()
         self._record()
         self._keep_passes()
+        said = self._unseen(self.passes > 0) if self._recorder.is_stored and not self._told else None
         quietly(lambda _: self._recorder.close())(self)
+        if said is not None:
+            warnings.warn(f"attemper: {said}", stacklevel=2)
 
     def __del__(self) -> None:
         if hasattr(self, "_recorder"):
@@ -214,6 +230,34 @@ class Watch(TapReceiver, RunView):
         if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
             self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
             self._record()
+        ran, self._ended_passes = self.passes > self._ended_passes, self.passes
+        self._tell_unseen(due=self._schedule.sampled and (ran or self.steps > 1))
+
+    def _tell_unseen(self, *, due: bool) -> None:
+        """Says once what the first sampled step does not show. ``due``: whether a model without a site is told now."""
+        said = None if self._told else self._unseen(due)
+        if said is not None:
+            warnings.warn(f"attemper: {said}", stacklevel=3)
+
+    @quietly
+    def _unseen(self, due: bool) -> str | None:
+        seen = self._collector.seen
+        if not seen and not due:
+            return None
+        self._told = True
+        skipped = self._recorder.unread(seen)
+        if not seen:
+            why = self._why_nothing(self._collector.skips_beside(seen))
+            self._recorder.note_unmeasured(why)
+            return f"nothing was measured in the first step. {why}"
+        if self._compiled:  # which modules hold its taps is not known
+            skipped = {name: reason for name, reason in skipped.items() if reason != UNSEEN}
+        return why_not_all(self.model, skipped) if skipped else None
+
+    def _why_nothing(self, skipped: tuple[Skipped, ...]) -> str:
+        if self.sampled or self._tapped or (self._compiled and (self.passes or self.steps)):
+            return self._collector.why_nothing(skipped, compiled=self._compiled)
+        return NOT_RUN
 
     @quietly
     def _end_step(self, step: int | None) -> None:
@@ -346,6 +390,7 @@ class Watch(TapReceiver, RunView):
             self._record()
         if self._holding and self.passes >= MOST_PASSES:
             self._keep_passes()
+            self._tell_unseen(due=True)
         self._inside, self._raising = True, sys.exc_info()[1]
         if tap_buffers.is_raised(self) != self.sampling:
             self._switch_taps()
@@ -388,7 +433,10 @@ class Watch(TapReceiver, RunView):
             return
         ended = self._pass is not None
         raised = sys.exc_info()[1]
-        self._end_pass(commit=raised is None or raised is self._raising)
+        went_through = raised is None or raised is self._raising
+        self._end_pass(commit=went_through)
+        if self._collector.calls and went_through:  # of taps in a compiled model
+            self._collector.commit()
         if self._inside or not tap.in_backward():
             self._inside = False
             tap_buffers.deliver()
@@ -432,8 +480,7 @@ class Watch(TapReceiver, RunView):
         if self._compiled:
             found = replace(found, skipped=(*found.skipped, *unseen_normalizers(self.model, found.sites)))
         if not found.sites:
-            ran = self.sampled or self._tapped or (self._compiled and (self.passes or self.steps))
-            raise InputError(self._collector.why_nothing(found.skipped, compiled=self._compiled) if ran else NOT_RUN)
+            raise InputError(self._why_nothing(found.skipped))
         judge = self._recorder.judge_now(self._sampled_number, apart=self._holding)
         reading = Reading(
             self.title,
@@ -479,4 +526,5 @@ class Watch(TapReceiver, RunView):
         return self.table().to_pandas()
 
     def __repr__(self) -> str:
-        return f"Watch({self.title!r}: {self._recorder.summary(self.sampled)})"
+        held = f", {count(len(self._first), 'pass', 'passes')} held until the first step" if self._first else ""
+        return f"Watch({self.title!r}: {self._recorder.summary(self.sampled)}{held})"

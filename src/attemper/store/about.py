@@ -12,6 +12,8 @@ _ABSOLUTE = re.compile(r"^(file:/|/|~|[A-Za-z]:[\\/]|\\\\)")
 _ROOT = r"(?:file:/+|~\w*/|/|[A-Za-z]:[\\/]|\\\\)(?=[\w.-])"
 _FOLDERS = re.compile(rf"""(?<=['"]){_ROOT}(?:[^'"\n]*[\\/])?|(?<![\w.:/\\~'"]){_ROOT}(?:[^\s'",;()]*[\\/])?""")
 """Of absolute paths within a sentence, all but the last name. In quotes it may hold spaces."""
+UNMEASURED = "unmeasured"
+"""Under which name a run keeps why its watch saw nothing."""
 WORDS = ("name", "tags", "notes")
 """What people say of a run: kept as it is."""
 
