@@ -185,7 +185,7 @@ def test_show_says_where_a_run_was_resumed_and_shows_one_without_a_sample(comman
     assert "resumed at step 10" in command("show", folder / "deep" / "b")[1]
     written(folder / "empty", ())
     code, out, _ = command("show", folder / "empty")
-    assert code == 0
+    assert code == 1
     assert "0 samples; 0 sites, 0 heads; ended" in out
     assert json.loads(command("show", folder / "empty", "--json")[1])["samples"] == 0
 

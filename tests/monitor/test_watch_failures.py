@@ -117,7 +117,7 @@ PIECES = (
         for name in ("sample_of", "Judge.feed", "Recorder.add", "Recorder.settle", "Recorder._keep",
                      "Recorder._describe", "Recorder._judge", "Recorder._coverage_of")
     ),
-    *(f"monitor.collector:Collector.{name}" for name in ("snapshot", "join", "state", "join_passes", "seen")),
+    *(f"monitor.collector:Collector.{name}" for name in ("snapshot", "join", "state", "join_passes", "seen_sites")),
     *(f"monitor.first_passes:FirstPasses.{name}" for name in ("hold", "join")),
     *(f"monitor.recorder:Recorder.{name}" for name in ("put", "unread")),
     "monitor.collector:attention_type",

@@ -11,7 +11,8 @@ import typer
 
 from attemper.cli.output import check_files, print_json, say
 from attemper.cli.show import RunPath
-from attemper.text import clean_name, count
+from attemper.errors import InputError
+from attemper.text import clean, clean_name, count
 
 
 class To(StrEnum):
@@ -71,6 +72,7 @@ def report(
 ) -> None:
     """A run as a page to look at: one HTML file that opens offline, with the history of every head."""
     import attemper
+    from attemper.store.verdict import why_unmeasured
 
     if live and html is not None:
         raise typer.BadParameter("a live page is served, not written: leave out one of the two.", param_hint="--html")
@@ -82,11 +84,13 @@ def report(
     check_files(html, None)
     with attemper.open_run(run) as opened:
         target = opened.to_html(html or f"{_file_name(opened.name)}.html")
-        step, samples = int(opened.steps[-1]), len(opened)
+        step, samples, unmeasured = int(opened.steps[-1]), len(opened), why_unmeasured(opened.ranks)
     if as_json:
         print_json(json.dumps({"schema": 1, "path": str(target), "step": step, "samples": samples}, ensure_ascii=False))
     else:
         say(f"wrote {clean_name(target)}: {count(samples, 'sample')}, the last of step {step:,}")
+    if unmeasured is not None:
+        raise InputError(f"nothing was measured: {clean(unmeasured)}.")
 
 
 def _serve(run: str, port: int, as_json: bool) -> None:

@@ -51,3 +51,5 @@ def merge(
         from rich.console import Console
 
         Console().print(result)
+    if result.reading.nothing_note is not None:
+        raise typer.Exit(1)

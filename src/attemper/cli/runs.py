@@ -10,7 +10,7 @@ import typer
 
 from attemper.cli.output import print_json, say
 from attemper.errors import InputError, MissingExtraError
-from attemper.text import clean, clean_name, count
+from attemper.text import clean, clean_name, count, number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +66,7 @@ def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
                 "first_step": int(steps[0]) if len(steps) else None,
                 "last_step": int(steps[-1]) if len(steps) else None,
                 "live": run.live,
-                "alarms": len(run.alarms()) if alarms else None,
+                "alarms": len(run.alarms()) if alarms and len(steps) else None,
                 "error": None,
             }
     except (InputError, MissingExtraError) as error:
@@ -93,7 +93,12 @@ def _table(rows: list[dict[str, Any]], alarms: bool) -> Table:
             cells = [Text("cannot be read", style="yellow"), *[""] * (3 if alarms else 2)]
         else:
             steps = f"{row['first_step']:,} to {row['last_step']:,}" if row["samples"] else "-"
-            cells = [Text(clean(row["model"])), steps, f"{row['samples']:,}", *([str(row["alarms"])] if alarms else [])]
+            cells = [
+                Text(clean(row["model"])),
+                steps,
+                f"{row['samples']:,}",
+                *([number(row["alarms"])] if alarms else []),
+            ]
         written = Text("live", style="green") if row["live"] else row["written"].replace("T", " ").removesuffix("Z")
         grid.add_row(Text(clean(title)), *cells, size(row["bytes"]), written)
     return grid

@@ -166,6 +166,8 @@ def scan(
         from rich.console import Console
 
         Console().print(result if order is None else HeadTable(result.reading, order))
+    if result.reading.nothing_note is not None:
+        raise typer.Exit(1)
     if fail_on_alarm and any(alarm.severity != "notice" for alarm in result.alarms):
         raise typer.Exit(3)
 

@@ -53,7 +53,10 @@ def show(
         typer.Option("--fail-on-alarm", help="Exit with 3 if an alarm is a warning or worse (notices do not count)."),
     ] = False,
 ) -> None:
-    """A run at a glance: every layer over its steps, the heads that changed most, its alarms, and what is missing."""
+    """A run at a glance: every layer over its steps, the heads that changed most, its alarms, and what is missing.
+
+    Exits with 1 if nothing was measured.
+    """
     import attemper
 
     with attemper.open_run(run) as opened:
@@ -63,6 +66,8 @@ def show(
     else:
         console = _console()
         console.print(_view(_in_language(found, language), console))
+    if found.unmeasured is not None:
+        raise typer.Exit(1)
     if fail_on_alarm and any(alarm.severity != "notice" for alarm in found.alarms):
         raise typer.Exit(3)
 
@@ -82,9 +87,11 @@ def watch(
     """
     with closing(_looks(run)) as looks, suppress(KeyboardInterrupt):  # how one leaves it
         if as_json or not _console().is_terminal:
-            _follow(looks, statistic, top, language, as_json)
+            found = _follow(looks, statistic, top, language, as_json)
         else:
-            _follow_on_screen(looks, statistic, top, language)
+            found = _follow_on_screen(looks, statistic, top, language)
+        if found is not None and found.unmeasured is not None:
+            raise typer.Exit(1)
 
 
 def _looks(path: str) -> Generator[Run, None, None]:
@@ -107,9 +114,9 @@ def _looks(path: str) -> Generator[Run, None, None]:
         run.close()
 
 
-def _follow(looks: Iterable[Run], statistic: str, top: int, language: Language, as_json: bool) -> None:
-    """A line for each look that finds new samples, and one for each new alarm."""
-    seen, heard = -1, set[tuple[object, ...]]()
+def _follow(looks: Iterable[Run], statistic: str, top: int, language: Language, as_json: bool) -> Overview | None:
+    """A line for each look that finds new samples, and one for each new alarm; what was found last."""
+    seen, heard, found = -1, set[tuple[object, ...]](), None
     for run in looks:
         if len(run) != seen:
             seen, found = len(run), _overview(run, statistic, top)
@@ -124,15 +131,18 @@ def _follow(looks: Iterable[Run], statistic: str, top: int, language: Language, 
                         clean(f"  {alarm.severity} {alarm.kind}, since step {alarm.since}: {alarm.message}"), flush=True
                     )
                 heard.add(key)
+    return found
 
 
-def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int, language: Language) -> None:
+def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int, language: Language) -> Overview | None:
     from rich.live import Live
 
-    console = _console()
+    console, found = _console(), None
     with Live(console=console, auto_refresh=False) as screen:
         for run in looks:
-            screen.update(_view(_in_language(_overview(run, statistic, top), language), console), refresh=True)
+            found = _overview(run, statistic, top)
+            screen.update(_view(_in_language(found, language), console), refresh=True)
+    return found
 
 
 def _overview(run: Run, statistic: str, top: int) -> Overview:
@@ -167,8 +177,8 @@ def _document(found: Overview) -> str:
 
 def _line(found: Overview) -> str:
     """What is new, for a pipe."""
-    if not found.samples:
-        return "no sample yet"
+    if found.unmeasured is not None:
+        return clean(f"nothing was measured: {found.unmeasured}")
     entropies, logits = zip(*((one.last_normalized_entropy, one.last_max_logit) for one in found.courses), strict=True)
     entropy = min((value for value in entropies if value is not None), default=None)
     logit = max((value for value in logits if value is not None), default=None)

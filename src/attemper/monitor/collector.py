@@ -537,7 +537,7 @@ class Collector:
         return SampleReadings(readings, self.skips(readings), found.tokens, backends, last, found.period)
 
     @property
-    def seen(self) -> set[str]:
+    def seen_sites(self) -> set[str]:
         """Names of the sites of the latest sample, and of all taps in compiled code. Nothing waits."""
         return {site.name for site in self.sites.values() if not site.spoiled} | self.tapped.names
 

@@ -32,7 +32,7 @@ from attemper.sites.names import class_name, unwrap
 from attemper.store.about import UNMEASURED, sentence
 from attemper.store.chunk import as_kept
 from attemper.store.options import DEFAULT_BITS
-from attemper.text import clean, clean_name, count
+from attemper.text import clean, clean_name, count, cut
 
 if TYPE_CHECKING:
     from attemper.readings.history import History, Trend
@@ -54,6 +54,8 @@ FIRST_JUDGED = 64
 """How many of them are the first: they hold what was normal."""
 ARRIVES_SECONDS = 0.005
 """Between two looks whether a sample has come from its device, at the end of the process."""
+MOST_LETTERS = 1_000
+"""Of the reason why nothing was measured, in the store."""
 UNSEEN = "no attention of it was seen in a sampled step"
 
 
@@ -330,9 +332,10 @@ class Recorder:
         return reasons
 
     def note_unmeasured(self, reason: str) -> None:
-        """Keeps why nothing was measured so far: who reads the run later finds no sample in it."""
+        """Keeps why nothing was measured so far, for those who read the run and find no sample in it."""
         if self._writer is not None:
-            self._writer.describe({UNMEASURED: sentence(reason)})
+            lines = (line.strip() for line in reason.splitlines())
+            self._writer.describe({UNMEASURED: cut(sentence("; ".join(lines)), MOST_LETTERS)})
 
     @property
     def run(self) -> Run:

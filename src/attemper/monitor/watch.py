@@ -241,7 +241,7 @@ class Watch(TapReceiver, RunView):
 
     @quietly
     def _unseen(self, due: bool) -> str | None:
-        seen = self._collector.seen
+        seen = self._collector.seen_sites
         if not seen and not due:
             return None
         self._told = True

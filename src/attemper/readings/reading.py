@@ -12,6 +12,7 @@ from typing import Any, Self
 from attemper.errors import InputError
 from attemper.readings.labels import kind_of, layer_of
 from attemper.readings.schema import SCHEMA, check, check_schema, each, load, parse
+from attemper.text import count
 
 FEWEST_KEYS = 32
 """How many keys a row must see before its sharpness is judged, by default."""
@@ -236,7 +237,19 @@ class Reading:
             ("no valid row to judge", silent, ""),
         )
         notes = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
-        return (*notes, *(note for note in (self.untrained_note, *self._merge_notes) if note))
+        more = (self.nothing_note, *notes, self.untrained_note, *self._merge_notes)
+        return tuple(note for note in more if note)
+
+    @property
+    def nothing_note(self) -> str | None:
+        """The first of the notes, where nothing was measured: then no alarm is no good news; else None."""
+        if self.alarms or any(head.rows for head in self.heads):
+            return None
+        heads, skipped = len(self.heads), len(self.skipped)
+        if heads:
+            return f"nothing was measured: no row of {count(heads, 'head')} was valid."
+        why = f"{count(skipped, 'part was', 'parts were')} skipped" if skipped else "no attention was seen"
+        return f"nothing was measured: {why}."
 
     @property
     def _merge_notes(self) -> tuple[str | None, str | None]:

@@ -142,7 +142,9 @@ def _fit(name: str, room: int) -> str:
 def _alarms(overview: Overview) -> Iterator[RenderableType]:
     """By severity and kind, the first few one by one, with the advice once; then what was not judged."""
     yield Text("")
-    if not overview.alarms:
+    if overview.unmeasured is not None:
+        yield Text(clean(f"nothing was measured: {overview.unmeasured}"), style="yellow")
+    elif not overview.alarms:
         yield Text("no alarms", style="green")
     for (severity, kind), group in by_kind(overview.alarms).items():
         ended = sum(alarm.ended is not None for alarm in group)

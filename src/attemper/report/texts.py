@@ -273,7 +273,18 @@ def own_name(name: str) -> Message | str:
     return recognise(name, NAMES) or name
 
 
-NOTES = ("note.short", "note.silent", "note.untrained", "note.missing", "note.unsettled", "note.bits", "note.shards")
+NOTES = (
+    "note.unseen",
+    "note.all_skipped",
+    "note.no_row",
+    "note.short",
+    "note.silent",
+    "note.untrained",
+    "note.missing",
+    "note.unsettled",
+    "note.bits",
+    "note.shards",
+)
 """What the alarms of a reading or a run do not cover."""
 EXTENTS = ("extent.only", "extent.all", "extent.some")
 """Of how many heads a note is."""

@@ -17,6 +17,7 @@ from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.store.columns import columns
 from attemper.store.run import Coverage, Run
 from attemper.store.series import Lost, Segment
+from attemper.store.verdict import why_unmeasured
 from attemper.text import count
 
 SCHEMA = 1
@@ -95,6 +96,8 @@ class Overview:
     alarms: tuple[Alarm, ...]
     not_judged: tuple[str, ...]
     """What alarms do not cover, and why."""
+    unmeasured: str | None = None
+    """Why nothing was measured; None where anything was."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper show --json``."""
@@ -149,6 +152,7 @@ def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int =
             changes=tuple(_changes(found, top)) if found else (),
             alarms=judge.alarms,
             not_judged=tuple(_notes(judge)),
+            unmeasured=why_unmeasured(run.ranks),
         )
 
 

@@ -24,8 +24,8 @@ from attemper.store import export
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
-from attemper.store.verdict import Verdict
-from attemper.text import clean_name, count
+from attemper.store.verdict import Verdict, why_unmeasured
+from attemper.text import clean, clean_name, count
 
 if TYPE_CHECKING:
     import pandas
@@ -319,8 +319,12 @@ class Run:
     def _last_step(self) -> int:
         steps = self.steps
         if not len(steps):
-            raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
+            raise self._no_sample()
         return int(steps[-1])
+
+    def _no_sample(self) -> InputError:
+        why = clean(why_unmeasured(self.ranks))
+        return InputError(f"the run {clean_name(self.name)} has no sample yet: nothing was measured. Why: {why}.")
 
     # --- for other programs ---
 
@@ -360,7 +364,7 @@ class Run:
     def _statistic(self, asked: str) -> str:
         name, known = quantity(asked), self.statistics
         if not known:
-            raise InputError(f"the run {clean_name(self.name)} has no sample yet.")
+            raise self._no_sample()
         if name not in known:
             raise InputError(
                 f"statistic {asked!r} is not in {self._called}. It has {', '.join(known)}.{did_you_mean(name, known)}"

@@ -11,11 +11,32 @@ from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS
 from attemper.readings.judge import BESIDE, COUNTS, Judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
+from attemper.store.about import UNMEASURED
+from attemper.store.columns import columns
 from attemper.store.ranks import Ranks
 from attemper.store.series import between
+from attemper.text import count
 
+ROWS = COUNTS[0]
+"""How many rows were valid."""
 JUDGED = frozenset((*(kind.quantity for kind in ALARMS), *COUNTS, *BESIDE))
 """Statistics that alarms look at."""
+
+
+def why_unmeasured(ranks: Ranks) -> str | None:
+    """Why nothing was measured in a run; None where any row was: only then is no alarm good news."""
+    with ranks.snapshot():
+        if len(ranks.steps()):
+            rows = (columns(ranks, ROWS, key, 1).largest for key in ranks.sites if ROWS in ranks.statistics)
+            measured = any((one > 0).any() for one in rows) or ROWS not in ranks.statistics
+            return None if measured else "no row of its samples was valid"
+        if (known := ranks.about.get(UNMEASURED)) is not None:
+            return str(known).rstrip(".")
+        if lost := sum(one.samples for one in ranks.lost):
+            return f"{count(lost, 'sample was', 'samples were')} lost, and no other came"
+    if any(reader.live for reader in ranks.readers):
+        return "its first sample has not come yet"
+    return "its watch ended before the first sampled step did"
 
 
 class Verdict:
