@@ -54,7 +54,7 @@ NOTHING: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
         {"sites": ["nope"]},
         r"matches none of the sites that were seen: Own\. Name some of these, or leave",
     ),
-    "skipped": (Channels, {}, r"saw no attention in Channels\.(.|\n)*\n  Channels: "),
+    "skipped": (Channels, {}, r"saw no attention in Channels that(.|\n)*\n  Channels: "),
 }
 
 

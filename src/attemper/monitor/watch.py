@@ -36,6 +36,7 @@ from attemper.monitor.reduction import reduction_of
 from attemper.monitor.schedule import Schedule
 from attemper.monitor.snapshot import SampleReadings
 from attemper.monitor.tap_receiver import TapReceiver
+from attemper.readings.labels import JOINED
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
 from attemper.readings.scan import Scan
@@ -250,8 +251,9 @@ class Watch(TapReceiver, RunView):
             why = self._why_nothing(self._collector.skips_beside(seen))
             self._recorder.note_unmeasured(why)
             return f"nothing was measured in the first step. {why}"
-        if self._compiled:  # which modules hold its taps is not known
-            skipped = {name: reason for name, reason in skipped.items() if reason != UNSEEN}
+        # Which modules hold the taps of a compiled model is not known. What calls are one site was measured.
+        hidden = UNSEEN if self._compiled else None
+        skipped = {name: why for name, why in skipped.items() if why != hidden and not name.endswith(JOINED)}
         return why_not_all(self.model, skipped) if skipped else None
 
     def _why_nothing(self, skipped: tuple[Skipped, ...]) -> str:
