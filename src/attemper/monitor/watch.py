@@ -98,7 +98,8 @@ def watch(
         rows: measure only this many query rows of each sequence; ``max_logit`` is then a lower bound.
         stats: as in :func:`attemper.scan`, but ``span_mass``: a watch sees calls of the model, whose texts change from
             step to step, and not the batch that says where their spans are. Scan a few texts at checkpoints.
-        sites: names of modules to watch, with all below them; None for all.
+        sites: names of modules to watch, with all below them and all their calls, or of single calls of a pass
+            (``layer#2``); None for all.
         store: the folder of a run, or ``attemper.Store(...)``: every sample is kept there, of every head, and
             ``attemper.open_run`` reads it, also meanwhile. A run that is there already goes on. None keeps a history
             in memory, thinned with age where it would take more than 64 MB.
