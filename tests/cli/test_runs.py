@@ -109,7 +109,7 @@ def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Co
     assert layers[1].split()[3][0] == "▄"
     assert layers[1].split()[3][-1] == "█"
     changes = out[out.index("largest changes of normalized_entropy") :].splitlines()
-    assert changes[2].split()[:5] == ["layers.1.attn", "1", "0.788", "0.572", "-0.4"]
+    assert changes[2].split() == ["layers.1.attn", "1", "0.788", "0.572"], "600 steps have no trend per 1,000"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -132,18 +132,46 @@ def test_what_is_shown_as_now_is_the_last_sample_whatever_the_width(
     assert "least entropy of a layer 0.102, largest logit 951" in out
 
 
-def test_a_trend_of_too_few_samples_has_no_interval_yet(command: Command, tmp_path: Path) -> None:
-    written(tmp_path / "a", sharpening(4))
-    out = command("show", tmp_path / "a")[1]
-    assert "not known yet" in out
+@pytest.mark.parametrize(
+    ("every", "samples", "noise", "statistic", "told"),
+    [
+        (1, 240, 0.05, "normalized_entropy", False),
+        (1, 240, 0.05, "max_logit", False),
+        (500, 4, 0.05, "normalized_entropy", False),
+        (100, 12, 3.0, "normalized_entropy", False),
+        (10, 240, 0.05, "normalized_entropy", True),
+        (100, 12, 3.0, "max_logit", True),
+    ],
+    ids=["short", "short, without a range", "few", "wide", "long", "wide, without a range"],
+)
+def test_a_trend_is_told_where_it_says_something(
+    command: Command, tmp_path: Path, every: int, samples: int, noise: float, statistic: str, told: bool
+) -> None:
+    """It speaks of 1,000 steps, and its interval holds no change that a number from 0 to 1 cannot make."""
+
+    def restless() -> Iterator[Sample]:
+        drawn = np.random.default_rng(0)
+        for place in range(samples):
+            entropies = np.clip(0.7 - 1e-4 * every * place + noise * drawn.standard_normal(6), 0, 1)
+            values = np.array([entropies, 100 * entropies], np.float32)
+            yield Sample(place * every, 1000.0, sites(2), ("normalized_entropy", "max_logit"), values)
+
+    written(tmp_path / "a", restless())
+    out = command("show", tmp_path / "a", "--statistic", statistic)[1]
+    assert ("95% interval" in out, "too short or too restless for a trend" in out) == (told, not told)
     assert "inf" not in out.replace("interval", "")
+    changes = json.loads(command("show", tmp_path / "a", "--json", "--statistic", statistic)[1])["changes"]
+    numbers = {(one["per_1000_steps"], one["low"], one["high"]) for one in changes}
+    assert (numbers != {(None, None, None)}) == told
+    if told and statistic == "normalized_entropy":
+        assert all(abs(end) <= 1 for one in numbers for end in one if end is not None)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_long_names_of_sites_take_one_line(command: Command, tmp_path: Path, columns: int) -> None:
     names = ("layers.{}.self_attn", "model.language_model.decoder.layers.{}.encoder_decoder_attention.attention")
     labels = tuple(replace(label, name=name.format(label.layer)) for name in names for label in sites(2))
-    written(tmp_path, sharpening(600, labels))
+    written(tmp_path, (replace(one, step=2 * one.step) for one in sharpening(600, labels)))
     _, out, _ = command("show", tmp_path, columns=columns)
     lines = [line.rstrip() for line in out.splitlines()]
     assert max(map(len, lines)) <= columns
@@ -174,7 +202,7 @@ def test_show_json_has_what_the_view_shows(command: Command, folder: Path) -> No
         599,
     )
     assert document["statistic"] == "max_logit"
-    assert [change["per_1000_steps"] == pytest.approx(10, rel=0.01) for change in document["changes"]] == [True, True]
+    assert [change["per_1000_steps"] for change in document["changes"]] == [None, None], "599 steps are no 1,000"
     assert document["sites"][1]["normalized_entropy"][0] == pytest.approx(0.8, abs=0.01)
     assert document["coverage"]["skipped"][0]["reason"] == "it has no queries"
     assert document["lost"][0]["samples"] == 7

@@ -106,6 +106,13 @@ def trend(steps: Array, values: Array) -> Trend:
     return Trend(slope, low, high)
 
 
+def is_telling(found: Trend, span: float, room: float) -> bool:
+    """Whether one head's trend says something: it speaks of no more steps than the ``span`` that was seen, and its
+    interval holds no change beyond ``room``, the size of the statistic's range.
+    """
+    return span >= 1000 and max(abs(found.low), abs(found.high)) <= room and math.isfinite(found.high - found.low)
+
+
 def block_means(steps: Array, values: Array, most: int) -> tuple[Array, Array]:
     """[blocks] the mean step of each block of neighbouring samples, and [blocks, ...] the mean of their numbers."""
     return _blocks(steps, values, max(1, -(-len(steps) // most)), mean)

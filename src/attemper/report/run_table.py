@@ -106,15 +106,15 @@ def _changes(overview: Overview, width: int) -> Iterator[RenderableType]:
         return
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("site", no_wrap=True)
-    titles = ("head", "first", "last", "per 1,000", "95% interval")
-    for title in titles[:-1]:
-        grid.add_column(title, justify="right")
-    grid.add_column(titles[-1], style="dim")
-    rows = [_cells(one) for one in overview.changes]
+    told = any(not math.isnan(one.per_1000_steps) for one in overview.changes)
+    titles = ("head", "first", "last", *(("per 1,000", "95% interval") if told else ()))
+    for title in titles:
+        grid.add_column(title, justify="right", style="dim" if "%" in title else "")
+    rows = [_cells(one)[: len(titles)] for one in overview.changes]
     room = width - sum(2 + max(map(len, column)) for column in zip(titles, *rows, strict=True))
     for one, cells in zip(overview.changes, rows, strict=True):
         grid.add_row(Text(_fit(clean(one.site.name), room)), *cells)
-    what = "first and last tenth; per 1,000 steps"
+    what = f"first and last tenth; {'per 1,000 steps' if told else 'too short or too restless for a trend'}"
     yield Text.assemble(f"\nlargest changes of {clean(overview.statistic)}", (f"  {what}", "dim"))
     yield grid
 
@@ -124,8 +124,8 @@ def _cells(one: Change) -> tuple[str, ...]:
     first, last, slope, low, high = (
         number(value, 3) for value in (one.first, one.last, one.per_1000_steps, one.low, one.high)
     )
-    known = math.isfinite(one.low) and math.isfinite(one.high)
-    return str(one.head), first, last, slope, f"{low} to {high}" if known else "not known yet"
+    trend = ("–", "not known") if math.isnan(one.per_1000_steps) else (slope, f"{low} to {high}")
+    return str(one.head), first, last, *trend
 
 
 def _fit(name: str, room: int) -> str:

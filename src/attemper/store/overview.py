@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from attemper.readings.history import History, block_means, mean, trend
+from attemper.readings.history import History, Trend, block_means, is_telling, mean, trend
 from attemper.readings.judge import Judge
 from attemper.readings.reading import Alarm, number
 from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.statistics import SHOWN
 from attemper.store.columns import columns
 from attemper.store.run import Coverage, Run
 from attemper.store.series import Lost, Segment
@@ -61,7 +62,7 @@ class Change:
     """Mean over the first tenth of its samples."""
     last: float
     per_1000_steps: float
-    """The trend, and the ends of its interval of 95%."""
+    """The trend, and the ends of its interval of 95%; NaN where they say nothing (``history.is_telling``)."""
     low: float
     high: float
 
@@ -186,12 +187,17 @@ def _changes(found: History, top: int) -> Iterator[Change]:
     slopes = trend(found.steps, found.values)
     _, ends = block_means(found.steps, found.values, ENDS)
     sizes = np.abs(ends[-1] - ends[0])
+    known = SHOWN.get(found.statistic.removeprefix("judged_"))
+    room = np.inf if known is None or known.low is None or known.high is None else known.high - known.low
     ranked = np.argsort(np.where(np.isfinite(sizes), -sizes, np.inf), axis=None, kind="stable")
     for place in ranked[:top]:
         site, head = np.unravel_index(place, sizes.shape)
         if sizes[site, head] > 0:
-            numbers = (values[site, head] for values in (ends[0], ends[-1], slopes.slope, slopes.low, slopes.high))
-            yield Change(found.sites[site], found.sites[site].first_head + int(head), *map(float, numbers))
+            own = Trend(*(float(part[site, head]) for part in (slopes.slope, slopes.low, slopes.high)))
+            seen = found.steps[~np.isnan(found.values[:, site, head])]
+            told = (own.slope, own.low, own.high) if is_telling(own, seen[-1] - seen[0], room) else (math.nan,) * 3
+            number_of = found.sites[site].first_head + int(head)
+            yield Change(found.sites[site], number_of, float(ends[0][site, head]), float(ends[-1][site, head]), *told)
 
 
 def _notes(judge: Judge) -> Iterator[str]:
