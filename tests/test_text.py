@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from attemper.text import LONGEST_NAME, clean, clean_json, clean_name, cut, sparkline
+from attemper.text import LONGEST_NAME, clean, clean_json, clean_name, count, counts, cut, sparkline
+
+SRC = Path(__file__).parents[1] / "src" / "attemper"
 
 CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
 BIDIRECTIONAL = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -59,3 +65,80 @@ def test_a_sparkline_is_blank_where_there_is_no_value_and_low_where_all_are_alik
 
 def test_a_sparkline_within_given_bounds_stays_within_its_bars():
     assert sparkline([-1.0, 0.0, 0.5, 1.0, 9.0], 5, low=0.0, high=1.0) == "▁▁▅██"
+
+
+# --- one and several ---
+
+
+@pytest.mark.parametrize(
+    ("many", "said"),
+    {
+        (0, "head"): "0 heads", (1, "head"): "1 head", (1024, "head"): "1,024 heads", (2, "query"): "2 queries",
+        (1, "query"): "1 query", (2, "key"): "2 keys", (3, "batch"): "3 batches", (2, "pass"): "2 passes",
+        (2, "entry"): "2 entries", (2, "more site"): "2 more sites", (2, "box"): "2 boxes",
+    }.items(),
+)  # fmt: skip
+def test_a_number_has_its_noun_in_the_singular_or_the_plural(many: tuple[int, str], said: str):
+    assert count(*many) == said
+
+
+def test_several_numbers_stand_side_by_side():
+    assert counts(site=1, head=16, query=2) == "1 site, 16 heads, 2 queries"
+    assert count(2, "head is", "heads are") == "2 heads are"
+
+
+NOUNS = (
+    "alarms batches bytes calls columns features files groups heads keys layers modules numbers parameters parts "
+    "passes places queries ranks readings rows runs samples seeds sequences shards sites statistics steps strings "
+    "temperatures texts threads tokens vectors weights windows"
+).replace(" ", "|")
+SEVERAL = rf" (?:(?:more|other|new|query|key|padded|attention|special|empty) )?(?:{NOUNS})\b"
+AT_LEAST_TWO = {
+    "bench/timing.py": "a benchmark has many tokens",
+    "call/options.py": "heads that are more than those that share them",
+    "call/result.py": "rows that some were chosen from",
+    "cli/lab.py": "a name, which runs",
+    "call/spans.py": "a label that the scans of two releases compare",
+    "control/saved_model.py": "bytes beyond a limit",
+    "fingerprints/causes/rotary.py": "features that turn in pairs",
+    "lab/": "experiments have many of everything",
+    "monitor/data_parallel.py": "ranks of a mesh",
+    "monitor/head_weights.py": "more than the largest number of weights",
+    "monitor/reduction.py": "ranks that are merged",
+    "monitor/slots.py": "ranks that are merged",
+    "nn/normalizers.py": "one value for each of several heads",
+    "nn/temperature.py": "one temperature for each of several heads",
+    "readings/part_file.py": "shards of which one is missing",
+}
+"""Where a number stands beside a plural, and why it cannot be 1."""
+
+
+def made_by_hand(path: Path) -> Iterator[str]:
+    """Numbers beside a plural, and plurals that are put together."""
+    text = path.read_text("utf-8")
+    for node in ast.walk(ast.parse(text)):
+        for one, after in zip(node.values, node.values[1:], strict=False) if isinstance(node, ast.JoinedStr) else ():
+            if isinstance(one, ast.FormattedValue) and isinstance(after, ast.Constant):
+                said = ast.unparse(one.value)
+                decimals = one.format_spec is not None and "." in ast.unparse(one.format_spec)
+                constant = said.startswith("count(") or re.fullmatch(r"[A-Z_\d]+", said.split(".")[-1])
+                if not (decimals or constant) and re.match(SEVERAL, str(after.value)):
+                    yield f"{said}{after.value}"
+    yield from re.findall(r"""['"]e?s['"] if [^\n]*|else ['"]e?s['"]""", text)
+
+
+def test_no_plural_is_made_by_hand():
+    places = {path.relative_to(SRC).as_posix(): [*made_by_hand(path)] for path in sorted(SRC.rglob("*.py"))}
+    del places["text.py"]
+    found = {place: said for place, said in places.items() if said}
+    assert {place: said for place, said in found.items() if not place.startswith(tuple(AT_LEAST_TWO))} == {}
+    assert all(any(place.startswith(one) for place in found) for one in AT_LEAST_TWO), "an entry without need"
+
+
+def test_texts_of_pages_have_a_singular_beside_each_plural():
+    texts = json.loads((SRC / "report" / "texts" / "en.json").read_text("utf-8"))
+    beside = {key for key, text in texts.items() if re.search(r"\}" + SEVERAL, str(text))}
+    alone = {key for key in beside if not isinstance(texts[key], dict)}
+    assert alone == {"extent.all", "extent.some", "reason.failures", "compared.more", "explained.extent.some"}, (
+        "these are of at least two"
+    )

@@ -140,8 +140,20 @@ def _level(above: float, span: float) -> int:
 
 
 def count(many: int, one: str, several: str | None = None) -> str:
-    """``1 head``, ``1,024 heads``."""
-    return f"{many:,} {one if many == 1 else several or one + 's'}"
+    """``1 head``, ``1,024 heads``, ``2 queries``, ``3 batches``."""
+    return f"{many:,} {one if many == 1 else several or _ENDING.sub(_several, one, count=1)}"
+
+
+_ENDING = re.compile("([^aeiou])y$|(s|x|ch)$|$")
+
+
+def _several(ending: re.Match[str]) -> str:
+    return f"{ending[1]}ies" if ending[1] else f"{ending[2]}es" if ending[2] else "s"
+
+
+def counts(**many: int) -> str:
+    """``1 site, 16 heads``: of each name in the singular, so many."""
+    return ", ".join(count(number, one) for one, number in many.items())
 
 
 def script_json(data: Any) -> str:

@@ -33,7 +33,7 @@ def test_without_a_model_the_one_that_ships_is_calibrated_on_the_text_that_ships
     ended = run("calibrate", "--out", tmp_path / "found.safetensors")
     assert ended.code == 0, ended.err
     first, estimate, wrote = ended.err.splitlines()
-    assert first == "32 batches of 1 windows of 128 bytes"
+    assert first == "32 batches of 1 window of 128 bytes"
     assert re.fullmatch(r"up to 1340 batches in all, about \d+ (s|min) at most", estimate)
     assert wrote == f"wrote the temperatures to {tmp_path / 'found.safetensors'}"
     found = Calibration.load(tmp_path / "found.safetensors")
@@ -108,7 +108,7 @@ def test_mistakes_are_one_line_or_bad_usage(run: Run, checkpoint: Path, words: P
     short.write_text("too few words", encoding="utf-8")
     failed = run("calibrate", "--text", short, "--max-length", 4)
     assert failed.code == 1
-    assert "batches are too few to tell whether a temperature helps" in failed.err
+    assert "too few batches (3) to tell whether a temperature helps" in failed.err
     one_line(run("calibrate", "--out", tmp_path / "no" / "found.safetensors"), 1, "is no folder: make it first")
     one_line(run("calibrate", checkpoint, "--fold", tmp_path), 1, "is not empty")
     one_line(run("calibrate", encoder.folder(), "--text", words), 1, "is no causal language model: its config names")

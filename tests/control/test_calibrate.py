@@ -253,7 +253,7 @@ def test_too_few_batches_are_refused_before_the_model_runs(count: int, validatio
 
     count = min(count, needed - 1)
     with pytest.raises(
-        InputError, match=rf"{count} batches are too few to tell .* {needed} at validation={validation}"
+        InputError, match=rf"too few batches \({count}\) to tell .* {needed} at validation={validation}"
     ):
         calibrate(One(), [torch.ones(1)] * count, never, validation=validation)
 
@@ -538,7 +538,7 @@ def test_what_cannot_be_folded_is_refused_and_nothing_is_changed():
             made(dict(zip(sites, temperatures, strict=True))).fold(model)
         assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
-    refused("model.layers.1.self_attn has 4 heads, and got 3 temperatures", (2.0,), (2.0, 2.0, 2.0))
+    refused("model.layers.1.self_attn takes a temperature a head, 4 in all; got 3", (2.0,), (2.0, 2.0, 2.0))
     layers: Any = model.model.layers
     own = layers[1].self_attn.q_proj.weight
     layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
@@ -621,7 +621,7 @@ def test_queries_that_pass_more_than_their_projection_are_refused(kind: type[nn.
 
 def test_a_projection_that_makes_more_than_queries_is_refused():
     Gated._split = Clips._split  # type: ignore[method-assign]
-    with pytest.raises(InputError, match="makes 4 features a head, whose size is 2"):
+    with pytest.raises(InputError, match="makes a size of 4 a head, whose own is 2"):
         made({"Gated": (2.0,)}).fold(Gated())
 
 

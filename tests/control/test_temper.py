@@ -310,7 +310,7 @@ MISTAKES = [
     ({"temperature": True}, "must be a number above 0"),
     ({"temperature": "hot"}, "must be a number above 0"),
     ({"temperature": nn.Linear(2, 2)}, "module of attemper.nn"),
-    ({"temperature": [1.0]}, "has 1 entries and the model 2"),
+    ({"temperature": [1.0]}, "has 1 entry and the model 2"),
     ({"temperature": {"blocks.7": 2.0}}, "no attention site"),
     ({"sites": ["blocks.7"]}, "matches no attention"),
     ({"sites": 3}, "must be a list"),
@@ -329,7 +329,7 @@ def test_mistakes_are_told_and_nothing_is_changed(given: dict[str, Any], message
 def test_another_number_of_heads_is_told_when_it_runs():
     model = small()
     attemper.temper(model, temperature=torch.tensor([1.0, 2.0, 3.0]))
-    with pytest.raises(InputError, match="has 3 temperatures and the query 2 heads"):
+    with pytest.raises(InputError, match="has 3 temperatures; the query's heads are 2"):
         model(IDS)
 
 

@@ -180,7 +180,7 @@ def test_what_is_not_comparable_is_refused_by_what_differs():
     model = tiny("llama")
     with pytest.raises(InputError, match=r"the tokens differ \(hash"):
         attemper.explain(a, attemper.fingerprint(model.model, [tokens(1)]))
-    with pytest.raises(InputError, match="3 sequences of 96, 96, 96 tokens"):
+    with pytest.raises(InputError, match=r"3 sequences \(tokens: 96, 96, 96\)"):
         attemper.explain(a, attemper.fingerprint(model.model, [tokens(0, 3)]))
     with pytest.raises(InputError, match=r"a has 4 sites of attention and b 2; layers\.2\.self_attn has no partner"):
         attemper.explain(a, attemper.fingerprint(tiny("llama", layers=2).model, [tokens()]))

@@ -67,11 +67,11 @@ TENSORS = {
     ),
     "heads do not divide": (
         {"key": KV[:, :3], "value": KV[:, :3], "enable_gqa": True},
-        r"4 query heads cannot share 3 key heads: the first must be a multiple of the second",
+        r"query heads \(4\) cannot share key heads \(3\): they must be a multiple of these",
     ),
     "no key heads": (
         {"key": KV[:, :0], "value": KV[:, :0], "enable_gqa": True},
-        r"4 query heads cannot share 0 key heads",
+        r"query heads \(4\) cannot share key heads \(0\)",
     ),
     "grouped heads not meant": (
         {"key": KV[:, :2], "value": KV[:, :2]},

@@ -243,7 +243,7 @@ MERGE_MISTAKES = {
     ),
     "first part too short": (
         lambda: (part(first_tokens=7), part(first_tokens=7)),
-        r"the first part has 5 keys, fewer than first_tokens=7",
+        r"the keys of the first part are fewer \(5\) than first_tokens=7",
     ),
     "gini": (
         lambda: (part(stats=("gini",)), part(stats=("gini",))),

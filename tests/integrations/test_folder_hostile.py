@@ -110,7 +110,7 @@ def test_a_description_of_more_heads_than_its_tensors_have_is_told_by_the_model(
     attemper.temper(model, temperature=torch.ones(3) * 2)
     model.save_pretrained(tmp_path)
     again = attemper.load(tmp_path)
-    with pytest.raises(InputError, match="has 3 temperatures and the query 4 heads"):
+    with pytest.raises(InputError, match="has 3 temperatures; the query's heads are 4"):
         logits(again)
 
 

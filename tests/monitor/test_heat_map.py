@@ -97,7 +97,7 @@ def test_a_large_pattern_is_an_image_of_its_weights_that_loads_nothing() -> None
 def test_an_empty_pattern_is_html_and_no_picture(shape: tuple[int, int], tmp_path: Path) -> None:
     pattern = Pattern(torch.zeros(shape), ("a",) * shape[0], "x", 0, ("b",) * shape[1])
     assert "x head 0" in pattern._repr_html_()
-    with pytest.raises(InputError, match=f"there is nothing to draw: x head 0: {shape[0]} queries x 0 keys"):
+    with pytest.raises(InputError, match=f"there is nothing to draw: x head 0: {shape[0]} quer.* x 0 keys"):
         pattern.to_png(tmp_path / "x.png")
 
 

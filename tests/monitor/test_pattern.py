@@ -320,10 +320,10 @@ WRONG: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
         r"no such site. Did you mean 'model.layers.1.self_attn'.* Sites: model.layers.0.self_attn, model.layers.1.self",
     ),
     "layer": (_llama, {"layer": 7, "head": 0, "sequence": 0}, "there is no such layer. Layers: 0, 1"),
-    "head": (_llama, {"site": SITE, "head": 4, "sequence": 0}, rf"pattern\(head=4\): {SITE} has 4 heads, 0 to 3"),
-    "which site": (_llama, {"head": 0, "sequence": 0}, "the model has 2 sites, name one by site=: model.layers.0"),
-    "which of a layer": (_t5, {"layer": 0, "head": 0, "sequence": 0}, "layer 0 has 3 sites, name one by site=: enc"),
-    "sequence": (_llama, {"layer": 0, "head": 0}, "the batch has 3 sequences, and none was chosen: pass .*=0 to 2"),
+    "head": (_llama, {"site": SITE, "head": 4, "sequence": 0}, rf"pattern\(head=4\): {SITE} has heads 0 to 3"),
+    "which site": (_llama, {"head": 0, "sequence": 0}, "several sites, name one by site=: model.layers.0"),
+    "which of a layer": (_t5, {"layer": 0, "head": 0, "sequence": 0}, "layer 0 has several sites, name one"),
+    "sequence": (_llama, {"layer": 0, "head": 0}, "the batch has sequences 0 to 2, and none was chosen"),
     "which sequence": (_llama, {"layer": 0, "head": 0, "sequence": 3}, "sequence=3 is not among them"),
     "size": (
         _llama, {"layer": 0, "head": 0, "sequence": 0, "max_weights": 63},
@@ -337,7 +337,7 @@ WRONG: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
     "head below": (_own, {"head": -1}, r"pattern\(head=...\) must be an int from 0, got -1"),
     "layer type": (_own, {"head": 0, "layer": "1"}, r"pattern\(layer=...\) must be an int from 0, or None, got '1'"),
     "site type": (_own, {"head": 0, "site": 3}, r"pattern\(site=...\) must be the name of a site, got 3"),
-    "tokens": (_own, {"head": 0, "tokens": ["a"]}, r"pattern\(tokens=...\) has 1 strings, and the site has 6 keys"),
+    "tokens": (_own, {"head": 0, "tokens": ["a"]}, r"pattern\(tokens=...\) must have a string for each key, 6; got 1"),
     "tokens type": (_own, {"head": 0, "tokens": "abcdef"}, r"tokens=...\) must be a sequence of strings.* got str"),
     "tokenizer type": (_own, {"head": 0, "tokenizer": 3}, "must have convert_ids_to_tokens or decode.* got int"),
     "tokens and tokenizer": (_own, {"head": 0, "tokens": ["a"], "tokenizer": Decodes()}, "give one of the two"),
@@ -357,7 +357,7 @@ def test_what_is_not_there_is_refused_with_what_there_is(case: str) -> None:
 
 
 def test_a_tokenizer_that_loses_tokens_is_refused() -> None:
-    with pytest.raises(InputError, match="gave 1 strings for 2 ids"):
+    with pytest.raises(InputError, match="must give a string for each of 2 ids, gave 1"):
         attemper.pattern(Text().eval(), torch.tensor([[3, 1]]), head=0, tokenizer=lambda ids: ["one"])
 
 
@@ -386,5 +386,5 @@ def test_a_pattern_says_what_it_is_and_not_its_numbers() -> None:
     assert repr(found) == "Pattern(Own head 2: 6 queries x 6 keys)"
     assert found.layer is None
     padded = Pattern(torch.eye(2), ("a", "b"), "h.3.attn", 0, ("a", "b"), padding=(1, 2))
-    assert "1 padded queries and 2 padded keys left out" in repr(padded)
+    assert "padding left out (of queries 1, of keys 2)" in repr(padded)
     assert padded.layer == 3

@@ -213,7 +213,7 @@ def test_another_number_of_heads_makes_the_site_skipped_and_training_goes_on() -
             watch.step()
         model(X)
         model(X[:1])
-        with pytest.raises(InputError, match="it had 2 heads and then 1"):
+        with pytest.raises(InputError, match="its number of heads changed from 2 to 1"):
             watch.table()
     assert watch.failures == 0
 

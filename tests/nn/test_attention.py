@@ -196,7 +196,10 @@ def test_visible_keys_are_counted_as_attention_counts_them(causal: bool, shape: 
             lambda: nn.MultiheadAttention(E, H)(*inputs(), attn_mask=MASK.T),
             r"\(attn_mask=...\) must be \[5, 7\] or \[6, 5, 7\], got \[7, 5\]",
         ),
-        (lambda: nn.MultiheadAttention(E, H)(*inputs(kdim=6)), r"MultiheadAttention\(key\) must have 12 features"),
+        (
+            lambda: nn.MultiheadAttention(E, H)(*inputs(kdim=6)),
+            r"MultiheadAttention\(key\) must be 12 long in its last",
+        ),
         (
             lambda: nn.CrossAttention(E, num_heads=5),
             r"CrossAttention\(dim=12, num_heads=5\): the heads must divide dim",
@@ -248,11 +251,11 @@ def test_a_causal_bias_is_the_mask_of_its_triangle(module: str, alignment: str):
     [
         (
             lambda x: nn.MultiheadAttention(E, H, batch_first=True)(*x, attn_mask=causal_upper_left(Q, Q)),
-            r"MultiheadAttention\(attn_mask=...\) is a CausalBias of \(5, 5\) queries and keys; the call has \(5, 7\)",
+            r"MultiheadAttention\(attn_mask=...\) is a CausalBias of \(5, 5\) \(queries, keys\); the call has \(5, 7\)",
         ),
         (
             lambda x: nn.CrossAttention(E, num_heads=H)(*x[:2], causal_upper_left(Q, Q)),
-            r"CrossAttention\(context_mask=...\) is a CausalBias of \(5, 5\) queries and keys",
+            r"CrossAttention\(context_mask=...\) is a CausalBias of \(5, 5\) \(queries, keys\)",
         ),
         (
             lambda x: nn.MultiheadAttention(E, H, batch_first=True)(

@@ -222,7 +222,7 @@ def test_it_is_saved_and_loaded_and_compiles(name: str):
         ),
         (lambda: nn.ScheduledTemperature(schedules.constant(), 0), "must be an int of at least 1, got 0"),
         (lambda: nn.ProductTemperature([]), "must hold at least one temperature"),
-        (lambda: nn.LearnedTemperature(4)(tensors()[0]), "has 4 temperatures and the query 3 heads"),
+        (lambda: nn.LearnedTemperature(4)(tensors()[0]), "has 4 temperatures; the query's heads are 3"),
         (lambda: nn.LearnedTemperature()(torch.zeros(2, 3)), r"called with a query \[B, H, Q, D\], got \[2, 3\]"),
         (lambda: nn.ConditionalTemperature(6)(tensors()[0]), r"needs the layer's input: call it with hidden="),
         (

@@ -130,7 +130,7 @@ def test_a_site_with_another_number_of_heads_elsewhere_is_not_shown():
         reading = merge(order).reading()
         assert [site.name for site in reading.sites] == ["layers.1"]
         assert [(skip.name, skip.reason[:30]) for skip in reading.skipped] == [
-            ("layers.0", "it had 1 heads and then 2: its")
+            ("layers.0", "its number of heads changed fr")
         ]
 
 

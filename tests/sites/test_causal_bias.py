@@ -134,7 +134,7 @@ def test_one_for_other_sizes_is_read_as_torch_reads_it():
     assert per_head(upper) == pytest.approx(wanted, rel=1e-6)
     # One row that stands for all queries.
     lower = Model(lambda *_: causal_lower_right(1, 6))
-    with pytest.raises(InputError, match=r"Model: its CausalBias was made for 1 queries and 6 keys, and .* \(4, 6\)"):
+    with pytest.raises(InputError, match=r"Model: its .* was made for 1 x 6 \(queries x keys\), and .* \(4, 6\)"):
         attemper.scan(lower, [tensors])
 
 

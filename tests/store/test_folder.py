@@ -104,7 +104,7 @@ def test_a_run_without_a_sample_has_an_empty_history_and_no_page(tmp_path: Path)
     assert "no sample yet" in repr(run)
     with pytest.raises(InputError, match="has no sample yet"):
         run.to_html(tmp_path / "page.html")
-    with pytest.raises(InputError, match="the run a has no sample yet"):
+    with pytest.raises(InputError, match="the run 'a' has no sample yet"):
         run.history("entropy")
     with pytest.raises(InputError, match=r"step 5 has no sample: the run has none yet\."):
         run.at(5)
@@ -116,11 +116,11 @@ def test_what_is_not_in_a_run_is_named_with_what_is(tmp_path: Path) -> None:
     run = open_run(tmp_path / "a")
     with pytest.raises(InputError, match="Did you mean 'entropy'"):
         run.history("entrpy")
-    with pytest.raises(InputError, match=r"'gini' is not in the run a. It has entropy_nats, normalized_entropy, max"):
+    with pytest.raises(InputError, match=r"'gini' is not in the run 'a'. It has entropy_nats, normalized_entropy, max"):
         run.history("gini")
     with pytest.raises(InputError, match=r"'judged_normalized_entropy' is not.*Did you mean 'normalized_entropy'\?"):
         run.history("judged_normalized_entropy")
-    with pytest.raises(InputError, match=r"'layers.1.atn' is not in the run a.*Did you mean 'layers.1.attn'\?"):
+    with pytest.raises(InputError, match=r"'layers.1.atn' is not in the run 'a'.*Did you mean 'layers.1.attn'\?"):
         run.history("entropy", "layers.1.atn")
     with pytest.raises(InputError, match=r"seen in several ways: .*'train'.*'eval'.*say mode="):
         run.history("entropy", "layers.1.attn")

@@ -17,6 +17,7 @@ import torch
 from attemper.backends.native.library import library
 from attemper.errors import BackendError
 from attemper.monitor.model import processor
+from attemper.text import count
 
 Clock = Callable[[], float]
 """Seconds since some moment."""
@@ -40,8 +41,7 @@ class Machine:
     python: str
 
     def __str__(self) -> str:
-        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
-        return f"{self.processor}, {self.instructions}, {threads}, torch {self.torch}."
+        return f"{self.processor}, {self.instructions}, {count(self.threads, 'thread')}, torch {self.torch}."
 
 
 def machine() -> Machine:

@@ -76,8 +76,8 @@ def without_causal_bias(
     sizes = (query.shape[2], keys)
     if sizes_of(mask) != sizes:
         raise InputError(
-            f"{where}(attn_mask=...) is a CausalBias of {sizes_of(mask)[0]} queries and {sizes_of(mask)[1]} keys; the "
-            f"call has {sizes[0]} and {sizes[1]}. Make it for these sizes, or pass is_causal=True and "
+            f"{where}(attn_mask=...) is a CausalBias of {sizes_of(mask)} (queries, keys); the call has "
+            f"{sizes}. Make it for these sizes, or pass is_causal=True and "
             "causal_alignment='top-left' or 'bottom-right'."
         )
     square = sizes[0] == sizes[1]

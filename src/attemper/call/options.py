@@ -148,8 +148,8 @@ def request_of(
     asked, names = chosen.statistics(where, options.stats)
     if "self_weight" in names and not knows_own_keys(options, query, key):
         raise InputError(
-            f"{where}(stats=...): self_weight needs each query's own key, and {query.shape[2]} queries over "
-            f"{key.shape[2]} keys without causality or a window do not say where the queries stand. With a key-value "
+            f"{where}(stats=...): self_weight needs each query's own key, and queries over keys ({query.shape[2]} over "
+            f"{key.shape[2]}) without causality or a window do not say where they stand. With a key-value "
             'cache pass causal_alignment="bottom-right" (they are the last); in cross attention leave it out.'
         )
     mask = None if mask is None else check_mask(where, mask, query, (*query.shape[:3], key.shape[2]))
@@ -299,7 +299,7 @@ def check_groups(where: str, tensors: Mapping[str, Tensor], enable_gqa: bool) ->
     (query, heads), (key, groups) = [(name, tensor.shape[1]) for name, tensor in tensors.items()][:2]
     if heads != groups and (groups == 0 or heads % groups != 0):
         raise InputError(
-            f"{where}: {heads} query heads cannot share {groups} key heads: the first must be a multiple of the second."
+            f"{where}: query heads ({heads}) cannot share key heads ({groups}): they must be a multiple of these."
         )
     if heads != groups and not enable_gqa:
         raise InputError(

@@ -370,7 +370,7 @@ def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
     keys, first_tokens = one._facts.keys, one._facts.first_tokens
     if "first_token_mass" in one.names and keys < first_tokens:
         raise InputError(
-            f"merge: the first part has {keys} keys, fewer than first_tokens={first_tokens}: "
+            f"merge: the keys of the first part are fewer ({keys}) than first_tokens={first_tokens}: "
             "first_token_mass cannot be told. Make the first part longer or leave the statistic out."
         )
 

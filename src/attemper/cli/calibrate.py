@@ -19,6 +19,7 @@ from attemper.cli.output import say
 from attemper.cli.process import import_for
 from attemper.errors import InputError
 from attemper.integrations.checkpoint import PLACES
+from attemper.text import count
 
 if TYPE_CHECKING:
     from attemper.control.calibration import Calibration
@@ -130,7 +131,7 @@ def calibrate(
     batches = windows.split(size)
     # A last batch of fewer windows would count as much as a whole one.
     batches = batches[:-1] if len(batches) > 1 and len(batches[-1]) < size else batches
-    say(f"{len(batches)} batches of {size} windows of {windows.shape[1]} {_unit(model)}s")
+    say(f"{count(len(batches), 'batch')} of {count(size, 'window')} of {windows.shape[1]} {_unit(model)}s")
     with _progress(round(validation * len(batches)), method) as on_batch:
         options: dict[str, Any] = {"per": per.value, "method": method.value, "validation": validation, "seed": seed}
         found = attemper.calibrate(loaded, batches, _loss, on_batch=on_batch, **options)
@@ -182,7 +183,7 @@ def _progress(held_out: int, method: Method) -> Iterator[Callable[[int, int], No
     def report(done: int, most: int) -> None:
         if done == held_out:
             seconds = (time.monotonic() - began) / done * (most - done) * _SLOWER[method]
-            say(f"up to {most} batches in all, about {_duration(seconds)} at most")
+            say(f"up to {count(most, 'batch')} in all, about {_duration(seconds)} at most")
 
     yield report
 

@@ -55,7 +55,8 @@ def demo(
     folder = _new_folder(store)
     page = html or folder / "page.html"
     check_files(html, None)
-    say(f"demo: trains a small byte-level model on this Python's library, {steps} steps ({STEPS} take about a minute)")
+    take = f"{count(steps, 'step')} ({STEPS} take about a minute)"
+    say(f"demo: trains a small byte-level model on this Python's library, {take}")
     from attemper.cli.demo_view import view
     from attemper.lab.trained.demo import DemoRun, run_demo
 

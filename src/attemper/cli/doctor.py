@@ -12,6 +12,7 @@ import typer
 
 from attemper import __version__
 from attemper.backends.table import BACKENDS, FEATURES, UNUSABLE, Backend, is_interpreted, kernels
+from attemper.text import count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -92,7 +93,7 @@ def _sentence(devices: Devices) -> str:
     if devices.failure:
         return f"  {devices.failure}"
     gpus = "".join(f", cuda:{index} ({name})" for index, name in enumerate(devices.gpus)) or "; no GPU that torch sees"
-    return f"  devices: cpu ({devices.threads} threads){gpus}"
+    return f"  devices: cpu ({count(devices.threads, 'thread')}){gpus}"
 
 
 def _usable(backend: Backend, devices: Devices) -> Usable:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attemper.checks import one_of
 from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, head_rows
 from attemper.statistics import SHOWN
-from attemper.text import clean, columns_that_fit
+from attemper.text import clean, columns_that_fit, count
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -77,12 +77,12 @@ class HeadTable:
 
         chosen, total = self.order.heads(self.reading), len(self.reading.heads)
         which = "smallest" if self.order.smallest_first else "largest"
-        how_many = f"{total} heads" if len(chosen) == total else f"{len(chosen)} of {total} heads"
+        how_many = count(total, "head") if len(chosen) == total else f"{len(chosen)} of {count(total, 'head')}"
         model = (clean(self.reading.model), "bold")
         yield Text.assemble(model, f"  {how_many}, {which} {self.order.statistic} first")
         yield self._grid(chosen, options.max_width)
         if many := len(self.reading.alarms):
-            yield Text(f"{many} alarm{'s' if many > 1 else ''}; told one by one without --sort and --top", style="dim")
+            yield Text(f"{count(many, 'alarm')}; told one by one without --sort and --top", style="dim")
 
     def _grid(self, chosen: list[tuple[SiteReading, HeadReading]], width: int) -> Any:
         from rich.table import Table

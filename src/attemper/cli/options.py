@@ -12,7 +12,7 @@ import typer
 
 from attemper.cli.output import say
 from attemper.errors import InputError
-from attemper.text import clean_name
+from attemper.text import clean_name, count
 
 
 class Dtype(StrEnum):
@@ -104,6 +104,6 @@ def shipped_model(max_length: int | None, device: str, dtype: Dtype) -> Any:
     model = lab.load()
     if max_length is not None and max_length > model.config.context:
         raise InputError(
-            f"max_length is {max_length} but the model that ships reads at most {model.config.context} bytes."
+            f"max_length is {max_length} but the model that ships reads at most {count(model.config.context, 'byte')}."
         )
     return to_device(model, device).to(getattr(torch, dtype.value))

@@ -259,7 +259,7 @@ def _split(batches: Iterable[Any], validation: float, seed: int) -> tuple[list[A
     if held < LEAST or len(known) - held < LEAST:
         fewest = _fewest(validation)
         raise InputError(
-            f"calibrate: {len(known)} batches are too few to tell whether a temperature helps: {LEAST} are needed to "
+            f"calibrate: too few batches ({len(known)}) to tell whether a temperature helps: {LEAST} are needed to "
             f"fit and {LEAST} held out, {fewest} at validation={validation:g}. Make them smaller, or take more data."
         )
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed)).tolist()

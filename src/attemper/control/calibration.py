@@ -17,7 +17,7 @@ from attemper.control.temper import Tempered, temper
 from attemper.control.temperature_file import place, read, write
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
-from attemper.text import clean
+from attemper.text import clean, count
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -193,8 +193,8 @@ def _sentences(calibration: Calibration) -> list[str]:
     lines = [
         f"loss of {calibration.held_out} held-out batches: {calibration.before:.4f} -> {calibration.after:.4f} "
         f"({change:+.4f}, 95% interval {low:+.4f} to {high:+.4f})",
-        f"one temperature per {calibration.per}, by {calibration.method}: {calibration.evaluations} passes over "
-        f"{calibration.fitting} batches",
+        f"one temperature per {calibration.per}, by {calibration.method}: {count(calibration.evaluations, 'pass')} "
+        f"over {count(calibration.fitting, 'batch')}",
     ]
     if not calibration.tells:
         lines.append("These batches cannot tell whether the temperatures help: take more of them before using any.")

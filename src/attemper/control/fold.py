@@ -110,7 +110,7 @@ def _folds(where: str, site: Site, temperature: Tensor) -> Sequence[_RowFold | _
     query, query_alone = queries_of(module)
     heads = query.heads
     if len(temperature) not in (1, heads):
-        raise InputError(f"{where}: {site.name} has {heads} heads, and got {len(temperature)} temperatures.")
+        raise InputError(f"{where}: {site.name} takes a temperature a head, {heads} in all; got {len(temperature)}.")
     factors = temperature.detach().double().reciprocal().expand(heads)
     _refuse_told_by_name(where, site)
     norms = {name: part for name, part in module.named_children() if name in QUERY_NORMS and _acts(part)}
@@ -150,7 +150,7 @@ def _refuse_other_features(where: str, site: Site, query: HeadRows) -> None:
     size, own = query.index.shape[1], getattr(site.module, "head_dim", None)
     if isinstance(own, int) and own != size:
         raise InputError(
-            f"{where}: the query projection of {site.name} makes {size} features a head, whose size is {own}: not all "
+            f"{where}: the query projection of {site.name} makes a size of {size} a head, whose own is {own}: not all "
             "of them are queries. Keep the temperatures with Calibration.apply."
         )
 

@@ -110,7 +110,7 @@ class Ledger:
             name, (ties, ran) = next(iter(missed.items()))
             raise InputError(
                 f"{self.where}: {name} was called {ties} times and its gradient flowed back {ran} times "
-                f"({len(missed)} sites in all), so the penalty's gradient is not whole. If a part of the model is not "
+                f"(sites in all: {len(missed)}), so the penalty's gradient is not whole. If a part of the model is not "
                 "in the loss, or runs without gradients, leave it out with sites= or put it in eval mode; after a "
                 "forward pass that raised or is thrown away call penalty.reset()."
             )

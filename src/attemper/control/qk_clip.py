@@ -238,7 +238,7 @@ class QKClip:
             found = projections_of(self._modules[name])
             if found.query.heads != heads:
                 raise InputError(
-                    f"QKClip: {name} attends with {heads} heads and its query projection has {found.query.heads}."
+                    f"QKClip: the heads of {name} are {heads}, and {found.query.heads} in its query projection."
                 )
             for part in (found.query, found.key):
                 if is_parametrized(part.module, part.weight):

@@ -206,7 +206,7 @@ def _by_head(module: nn.Module) -> Projections | None:
     def rows(features: int, heads: int) -> tuple[Tensor, Tensor]:
         if features % (3 * heads) or _key_heads(module, heads) != heads:
             raise InputError(
-                f"{type(module).__name__}: its packed projection has {features} features for {heads} heads, which is "
+                f"{type(module).__name__}: its packed projection of size {features} for its heads ({heads}) is "
                 "not a query, a key and a value for each: this layout is not known."
             )
         places = torch.arange(features).view(heads, 3, -1)
@@ -277,7 +277,7 @@ def _key_heads(module: nn.Module, heads: int) -> int:
 
 def _size(module: nn.Module, features: int, heads: int) -> int:
     if features % heads:
-        raise InputError(f"{type(module).__name__}: {features} query features are not a multiple of its {heads} heads.")
+        raise InputError(f"{type(module).__name__}: its queries of {features} are no multiple of its heads, {heads}.")
     return features // heads
 
 

@@ -35,6 +35,7 @@ from attemper.nn.temperature import (
 from attemper.sites.find import Site, call_site, chosen_sites, refuse_wrapped
 from attemper.sites.names import class_name, unwrap
 from attemper.sites.wrap import actions_of, release
+from attemper.text import count
 
 ADDED_NORMALIZER = "attemper_normalizer"
 """Name, or its beginning, of the child that is a normalizer given to an attention module."""
@@ -243,7 +244,7 @@ class Tempered:
         """What stands where, with its numbers as they are now."""
         found = f"{class_name(unwrap(self.model))}, {'tempered at' if self._children else 'no more tempered at'}"
         shown = _lines(self.temperatures, self.normalizers)
-        return "\n".join((f"{found} {len(shown)} site{'' if len(shown) == 1 else 's'}", *shown))
+        return "\n".join((f"{found} {count(len(shown), 'site')}", *shown))
 
     def __enter__(self) -> Tempered:
         return self
@@ -313,8 +314,8 @@ def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != len(sites):
             raise InputError(
-                f"temper(temperature=[...]) has {len(given)} entries and the model {len(sites)} attention sites: "
-                f"{', '.join(site.name for site in sites)}."
+                f"temper(temperature=[...]) has {count(len(given), 'entry')} and the model "
+                f"{count(len(sites), 'attention site')}: {', '.join(site.name for site in sites)}."
             )
         return {site.name: _modules(part, 1)[0] for site, part in zip(sites, given, strict=True)}
     return _at(given, [site.name for site in sites])
@@ -364,7 +365,7 @@ def _copies(given: Part, count: int) -> list[Part]:
     learned = {name: part for name, part in given.named_parameters() if part.requires_grad}
     for name, parameter in learned.items():
         _originals[parameter] = (
-            f"an optimizer holds {name} of the {type(given).__name__} that attemper.temper was given for {count} "
+            f"an optimizer holds {name} of the {type(given).__name__} that attemper.temper was given for several "
             "sites, and it has no gradient: each site learns a copy of its own. Give the optimizer "
             "handle.parameters(), or give temper a list with a module for each site."
         )
@@ -423,8 +424,8 @@ def _number_of(part: nn.Module) -> Any:
 def _numbers(given: Tensor) -> str:
     values = given.detach().double().flatten().tolist()
     if len(values) > 1 and len(set(values)) == 1:
-        return f"{values[0]:.4g} ({len(values)} heads)"
+        return f"{values[0]:.4g} ({count(len(values), 'head')})"
     first = " ".join(f"{value:.4g}" for value in values[:_SHOWN])
     if len(values) <= _SHOWN:
         return first
-    return f"{first} ... ({len(values)} heads, {min(values):.4g} to {max(values):.4g})"
+    return f"{first} ... ({count(len(values), 'head')}, {min(values):.4g} to {max(values):.4g})"

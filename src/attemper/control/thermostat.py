@@ -231,7 +231,7 @@ class Thermostat:
             here = len(self._temperatures[name].logs)
             if logs.dim() != 1 or (1 not in (here, len(logs)) and here != len(logs)):
                 raise InputError(
-                    f"Thermostat.load_state_dict(state): {name} has {here} heads, and {list(logs.shape)} there."
+                    f"Thermostat.load_state_dict(state): the heads of {name} are {here}, and {list(logs.shape)} there."
                 )
         for name, logs in state["log_temperatures"].items():
             self._temperatures[name].set(logs)

@@ -12,7 +12,7 @@ import numpy as np
 from attemper.errors import InputError
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import Fingerprint, SiteFingerprint
-from attemper.text import clean, clean_name
+from attemper.text import clean, clean_name, count
 
 _BY_ROW = ("residual", "input", "attended", "change", "grams")
 _SHAPE = {"kind": "its kind", "heads": "its heads", "head_dim": "the size of its heads"}
@@ -42,8 +42,8 @@ def align(a: Fingerprint, b: Fingerprint) -> list[SitePair]:
         )
     if len(a.sites) != len(b.sites):
         raise InputError(
-            f"explain: a has {len(a.sites)} sites of attention and b {len(b.sites)}; {_alone(a, b)} has no partner. "
-            f"They must be of one architecture with as many layers{_not_read(a, b)}."
+            f"explain: a has {count(len(a.sites), 'site')} of attention and b {len(b.sites)}; {_alone(a, b)} has no "
+            f"partner. They must be of one architecture with as many layers{_not_read(a, b)}."
         )
     return [_pair(number, *pair) for number, pair in enumerate(zip(a.sites, b.sites, strict=True))]
 
@@ -55,7 +55,7 @@ def _mean_of_calls(one: Fingerprint) -> str | None:
 
 def _sequences(one: Fingerprint) -> str:
     lengths = ", ".join(map(str, one.lengths[:8])) + (", ..." if len(one.lengths) > 8 else "")
-    return f"{len(one.lengths)} sequences of {lengths} tokens"
+    return f"{count(len(one.lengths), 'sequence')} (tokens: {lengths})"
 
 
 def _alone(a: Fingerprint, b: Fingerprint) -> str:
@@ -86,8 +86,8 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
             )
     if a.query.shape[1] != b.query.shape[1]:
         raise InputError(
-            f"explain: site {number} ({clean_name(a.name)}) keeps {a.query.shape[1]} places of vectors in a and "
-            f"{b.query.shape[1]} in b: take both fingerprints with the same version."
+            f"explain: site {number} ({clean_name(a.name)}) keeps {count(a.query.shape[1], 'place')} of vectors in a "
+            f"and {b.query.shape[1]} in b: take both fingerprints with the same version."
         )
     places = {row: place for place, row in enumerate(_numbered(b.rows))}
     both = [(place, places[row]) for place, row in enumerate(_numbered(a.rows)) if row in places]

@@ -8,7 +8,7 @@ from typing import Any
 
 from attemper.fingerprints.finding import Finding
 from attemper.fingerprints.pair import SitePair
-from attemper.text import clean_name
+from attemper.text import clean_name, count
 
 HARMLESS = ("none", "rounding", "few_tokens", "equivalent", "too_small")
 """Kinds that are no fault."""
@@ -75,7 +75,7 @@ class Explanation:
         be told.
         """
         site = clean_name(pair.a.name)
-        extent = f"from site {pair.number + 1} of {of} on" if sites is None else f"{sites} of {of} sites"
+        extent = f"from site {pair.number + 1} of {of} on" if sites is None else f"{sites} of {count(of, 'site')}"
         if sites == of > 1:
             extent = "all sites"
         if found.heads is not None:

@@ -27,7 +27,7 @@ from attemper.fingerprints.record import (
     final_scores,
     key_numbers,
 )
-from attemper.text import clean_name
+from attemper.text import clean_name, count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,7 +199,7 @@ def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray
     rows, (held, places) = len(arrays[before + "rows"]), arrays[before + "query"].shape[:2]
     heads = given["heads"] if given["kept_heads"] is None else len(given["kept_heads"])
     if held != heads:  # before anything is made as large as the header says
-        raise ValueError(f"{before}query holds {held} heads, expected {heads}")
+        raise ValueError(f"{before}query holds {count(held, 'head')}, expected {heads}")
     shapes = _shapes(given, rows, places)
     whole = {name: unpack(before + name, arrays, shapes[name], whole=True) for name in (*_WHOLE, *COUNTS)}
     absent = (*_FOLLOWING, *(LATER if version < VERSION else ()))

@@ -34,7 +34,8 @@ def in_words(heads: tuple[int, ...] | None) -> str:
     """ "head 3", "heads 1, 2", or nothing for all."""
     if heads is None:
         return ""
-    return f"head{'s' if len(heads) > 1 else ''} {', '.join(map(str, heads[:8]))}{', ...' if len(heads) > 8 else ''}: "
+    listed = f"{', '.join(map(str, heads[:8]))}{', ...' if len(heads) > 8 else ''}"
+    return f"{'head' if len(heads) == 1 else 'heads'} {listed}: "
 
 
 def short(value: float) -> str:

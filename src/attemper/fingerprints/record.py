@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attemper.text import counts
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -175,7 +177,7 @@ class Fingerprint:
 
     def __repr__(self) -> str:
         rows = max((len(site.rows) for site in self.sites), default=0)
-        return f"Fingerprint({self.model}: {len(self.sites)} sites, {rows} rows, {len(self.lengths)} sequences)"
+        return f"Fingerprint({self.model}: {counts(site=len(self.sites), row=rows, sequence=len(self.lengths))})"
 
 
 def chosen_sequences(sequences: int, rows: int) -> dict[int, int]:

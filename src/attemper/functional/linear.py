@@ -187,7 +187,7 @@ def _given_features(
     keys = given_features(_WHERE, feature_map, k if hidden is None else k.masked_fill(hidden, 0), dtype)
     if rows.shape[3] != keys.shape[3] or not rows.shape[3]:
         raise InputError(
-            f"{_WHERE}: the feature map gives {rows.shape[3]} features of q and {keys.shape[3]} of k; their products "
+            f"{_WHERE}: the feature map gives q the size {rows.shape[3]} and k {keys.shape[3]}; their products "
             "need the same number, at least 1."
         )
     return rows, keys

@@ -101,7 +101,7 @@ def model_of(folder: str, cls: Any = None) -> Any:
             raise InputError(f"{folder} could not be loaded as a model: {first_line(error)}") from error
     missing = sorted(info["missing_keys"])
     if missing:
-        raise InputError(f"{folder} is a broken checkpoint: {len(missing)} parameters are missing, {missing[0]} first.")
+        raise InputError(f"{folder} is a broken checkpoint: it lacks {missing[0]}, the first of {len(missing)} in all.")
     if hasattr(model.config, FIELD):
         delattr(model.config, FIELD)
     return model.eval()

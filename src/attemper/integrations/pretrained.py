@@ -30,6 +30,7 @@ from attemper.integrations.checkpoint import PLACES, check_folder
 from attemper.integrations.device import to_device
 from attemper.integrations.folder import restore
 from attemper.integrations.hub import first_line, quiet, refusal
+from attemper.text import count
 
 _LOG = logging.getLogger(__name__)
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -117,7 +118,7 @@ def _restore(transformers: Any, model: Any, source: str) -> tuple[Tempered, ...]
 def _summary(handles: tuple[Tempered, ...]) -> str:
     sites = {site for handle in handles for site in handle.sites}
     used = {type(part).__name__ for handle in handles for part in handle.normalizers.values()}
-    return ", ".join([f"{len(sites)} site{'' if len(sites) == 1 else 's'}", *sorted(used)])
+    return ", ".join([count(len(sites), "site"), *sorted(used)])
 
 
 def windows(
@@ -175,7 +176,7 @@ def window_length(pretrained: PretrainedModel, max_length: int | None) -> int:
         raise InputError(f"max_length must be at least 1, got {max_length}.")
     if max_length > longest and longest < _LONGEST:
         raise InputError(
-            f"max_length is {max_length} but the model reads at most {longest} tokens. "
+            f"max_length is {max_length} but the model reads at most {count(longest, 'token')}. "
             f"{_how_to_read(max_length, pretrained)}"
         )
     return min(longest, max_length)
@@ -217,8 +218,8 @@ def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool, d
     wrong = [*missing, *(str(key) for key in info.get("mismatched_keys", ()))]
     if wrong:
         raise InputError(
-            f"{source} is a broken checkpoint: {len(wrong)} parameters are missing or of another shape, {wrong[0]} "
-            "first. Their random values would be measured."
+            f"{source} is a broken checkpoint: {wrong[0]} is missing or of another shape, the first of {len(wrong)}. "
+            "Their random values would be measured."
         )
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise InputError(
@@ -265,7 +266,7 @@ def _rows(tokenizer: Any, texts: list[str], longest: int) -> tuple[list[list[int
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if longest <= special:
         raise InputError(
-            f"max_length is {longest}, but {special} tokens of each window are special ones: nothing is left for text."
+            f"max_length is {longest}, and each window has {count(special, 'special token')}: nothing is left for text."
         )
     if tokenizer.is_fast:
         encoded = tokenizer(texts, truncation=True, max_length=longest, return_overflowing_tokens=True, verbose=False)

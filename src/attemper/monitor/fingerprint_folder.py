@@ -25,7 +25,7 @@ from attemper.monitor.fingerprint_scale import fit_output, fit_scores
 from attemper.monitor.fingerprint_site import CallRows, SiteRows
 from attemper.monitor.model import versions
 from attemper.statistics import ONE_PASS
-from attemper.text import clean_name
+from attemper.text import clean_name, count
 
 KNOWN = ("q", "k", "v", "out", "scores", "mask", "sink", "inv_freq", "real", "token_ids", "input", "residual")
 """Tensors of a file."""
@@ -54,7 +54,7 @@ def fingerprint_of_folder(
         lengths = lengths or own
         if own != lengths:
             raise InputError(
-                f"{clean_name(path.name)} has sequences of {own} tokens, the files before it of {lengths}."
+                f"{clean_name(path.name)} has sequences of as many tokens as {own}, the files before it as {lengths}."
             )
         sites.append(site)
         if "token_ids" in tensors:
@@ -118,7 +118,7 @@ def _with_sequences(name: str, key: str, tensor: Tensor) -> Tensor:
     if tensor.dim() == wanted - 1 and wanted > 1:
         return tensor[None]
     if tensor.dim() != wanted:
-        raise InputError(f"{name}: {key} is {list(tensor.shape)}, expected {wanted} dimensions.")
+        raise InputError(f"{name}: {key} is {list(tensor.shape)}, expected {count(wanted, 'dimension')}.")
     return tensor
 
 

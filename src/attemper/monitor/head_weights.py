@@ -109,7 +109,7 @@ class WeightsCollector(Collector):
             return 0
         if self._sequence is None or self._sequence >= batch:
             came = "none was chosen" if self._sequence is None else f"sequence={self._sequence} is not among them"
-            raise InputError(f"pattern: the batch has {batch} sequences, and {came}: pass sequence=0 to {batch - 1}.")
+            raise InputError(f"pattern: the batch has sequences 0 to {batch - 1}, and {came}: pass one as sequence=.")
         return self._sequence
 
 

@@ -51,7 +51,7 @@ def _why_unknown(module: nn.Module, call: AttentionCall, given: Tensor | None) -
     if given is None:
         return None if getattr(module, "is_causal", False) else "the mask that it chooses from was not seen"
     if given.shape[-1] < keys:
-        return f"it attends to {keys} keys, and the mask that it chooses from has {given.shape[-1]}"
+        return f"its mask is over {given.shape[-1]} of the keys that it chooses from, and there are {keys}"
     return None
 
 

@@ -143,8 +143,8 @@ def computed_on(device: torch.device | None) -> str:
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     threads = torch.get_num_threads()
     kind = "" if device is None or device.type == "cpu" else f"{device.type} of "
-    many = f"{threads} thread{'' if threads == 1 else 's'}"
-    return f"{kind}{processor()}, {torch.backends.cpu.get_cpu_capability()}, {many}, torch {torch.__version__}"
+    set_up = torch.backends.cpu.get_cpu_capability(), count(threads, "thread"), f"torch {torch.__version__}"
+    return f"{kind}{processor()}, {', '.join(set_up)}"
 
 
 _SAMPLED = 1024

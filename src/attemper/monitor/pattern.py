@@ -20,6 +20,7 @@ from attemper.monitor.head_weights import HeadWeights, SiteCall, WeightsCollecto
 from attemper.monitor.model import check_model, why_nothing
 from attemper.readings.labels import layer_of
 from attemper.sites.padding import CallContext
+from attemper.text import count
 
 MOST_LISTED = 20
 """Sites that an error lists."""
@@ -58,9 +59,9 @@ class Pattern:
     def title(self) -> str:
         """The head, the size and the padding in one line."""
         queries, keys = self.weights.shape
-        left_out = f", {self.padding[0]} padded queries and {self.padding[1]} padded keys left out"
+        left_out = f", padding left out (of queries {self.padding[0]}, of keys {self.padding[1]})"
         told = left_out if any(self.padding) else ""
-        return f"{self.site} head {self.head}: {queries} queries x {keys} keys{told}"
+        return f"{self.site} head {self.head}: {count(queries, 'query')} x {count(keys, 'key')}{told}"
 
     def to_png(self, path: str | os.PathLike[str]) -> Path:
         """Draws the heat map with its tokens (up to 80 on an axis) into ``path``, whole or not at all.
@@ -142,7 +143,7 @@ def pattern(
     chosen = _chosen_call(model, collector, site, layer, call)
     heads = chosen.shape[1]
     if head >= heads:
-        raise InputError(f"pattern(head={head}): {chosen.site} has {heads} heads, 0 to {heads - 1}.")
+        raise InputError(f"pattern(head={head}): {chosen.site} has heads 0 to {heads - 1}.")
     kept = next(kept for kept in collector.kept if kept.call is chosen)
     found = _pattern_of(kept, chosen.site, head, tokens, tokenizer)
     return replace(found, layer=collector.call_sites.layer(chosen.site, chosen.mode))
@@ -206,7 +207,7 @@ def _chosen_call(
             "the model" if layer is None else f"layer {layer}",
             list(dict.fromkeys(seen[one] for one in asked)),
         )
-        raise InputError(f"pattern: {where} has {len(those)} sites, name one by site=: {_list(those)}.")
+        raise InputError(f"pattern: {where} has several sites, name one by site=: {_list(those)}.")
     calls = f"{modules.pop()} attends {len(asked)} times in this pass"
     if call is None and len(asked) > 1:
         raise InputError(f"pattern: {calls}: say which, call=0 to {len(asked) - 1}.")
@@ -281,7 +282,7 @@ def _given_labels(tokens: Sequence[str], real: Tensor | None, length: int) -> tu
         return tuple(tokens)
     if len(tokens) != len(places):
         padding = "" if real is None else f" ({len(places)} without padding)"
-        raise InputError(f"pattern(tokens=...) has {len(tokens)} strings, and the site has {length} keys{padding}.")
+        raise InputError(f"pattern(tokens=...) must have a string for each key, {length}{padding}; got {len(tokens)}.")
     named = dict(zip(places.tolist(), tokens, strict=True))
     return tuple(named.get(place, "") for place in range(length))
 
@@ -301,5 +302,5 @@ def _naming(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
 def _or_ids(tokens: Sequence[Any], ids: list[int]) -> list[str]:
     """Tokens; the id for one that is not in the vocabulary."""
     if len(tokens) != len(ids):
-        raise InputError(f"pattern(tokenizer=...) gave {len(tokens)} strings for {len(ids)} ids: one for each, please.")
+        raise InputError(f"pattern(tokenizer=...) must give a string for each of {len(ids)} ids, gave {len(tokens)}.")
     return [str(number) if token is None else str(token) for token, number in zip(tokens, ids, strict=True)]

@@ -148,7 +148,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         for (name, tensor), weight, bias in zip(given.items(), parts, biases, strict=True):
             if tensor.dim() != 3 or tensor.shape[-1] != weight.shape[1]:
                 raise InputError(
-                    f"MultiheadAttention({name}) must have {weight.shape[1]} features in its last of three dimensions "
+                    f"MultiheadAttention({name}) must be {weight.shape[1]} long in its last of three dimensions "
                     f"(two without a batch), got {list(tensor.shape)} batch first."
                 )
             found.append(F.linear(tensor, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2))
@@ -303,7 +303,7 @@ def _check_marks(where: str, bias: Tensor, query: Tensor, keys: int) -> Tensor:
     """A ``CausalBias`` made for these queries and keys as a mask, [1, 1, Q, K] bool, True = visible."""
     if sizes_of(bias) != (query.shape[2], keys):
         raise InputError(
-            f"{where} is a CausalBias of {sizes_of(bias)} queries and keys; the call has {(query.shape[2], keys)}."
+            f"{where} is a CausalBias of {sizes_of(bias)} (queries, keys); the call has {(query.shape[2], keys)}."
         )
     return causal_marks(bias, query.device)[None, None]
 

@@ -389,4 +389,4 @@ def fits(where: str, per_head: Tensor, query: Tensor) -> None:
     if query.dim() != 4:
         raise InputError(f"{where} is called with a query [B, H, Q, D], got {list(query.shape)}.")
     if len(per_head) not in (1, query.shape[1]):
-        raise InputError(f"{where} has {len(per_head)} temperatures and the query {query.shape[1]} heads.")
+        raise InputError(f"{where} has {len(per_head)} temperatures; the query's heads are {query.shape[1]}.")

@@ -17,7 +17,7 @@ from attemper.readings.reading import Reading, SiteReading
 from attemper.readings.sample import SiteKey
 from attemper.readings.schema import SCHEMA
 from attemper.statistics import SHOWN, SHOWN_BY_NAME
-from attemper.text import count
+from attemper.text import count, counts
 
 if TYPE_CHECKING:
     import pandas
@@ -238,7 +238,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         alone = len(self.only_before) + len(self.only_after)
-        return f"Comparison({self.before!r} -> {self.after!r}: {len(self.heads)} heads, {alone} sites on one side only)"
+        size = counts(head=len(self.heads), site=alone)
+        return f"Comparison({self.before!r} -> {self.after!r}: {size} on one side only)"
 
 
 class HasReading(Protocol):
@@ -301,8 +302,8 @@ def _changes(key: SiteKey, before: SiteReading, after: SiteReading) -> Iterator[
     others = {head.head: head for head in after.heads}
     if {head.head for head in before.heads} != set(others):
         raise InputError(
-            f"compare: {key[0]} has {len(before.heads)} heads before and {len(after.heads)} after: head by head there "
-            "is nothing to compare. The two must be of the same architecture."
+            f"compare: {key[0]} has {count(len(before.heads), 'head')} before and {len(after.heads)} after: head by "
+            "head there is nothing to compare. The two must be of the same architecture."
         )
     for head in before.heads:
         pairs = {name: (getattr(head, name), getattr(others[head.head], name)) for name in STATISTICS}
@@ -323,7 +324,7 @@ def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
     """Its parts: how many differ, the mean, where most, and what it does not cover."""
     heads = comparison.heads
     many = sum(any(head.differs(name) for name in STATISTICS) for head in heads)
-    yield f"{count(len(heads), 'head')}, {many or 'none'} differ{'' if many > 1 else 's'}"
+    yield f"{count(len(heads), 'head')}, {many or 'none'} {'differ' if many > 1 else 'differs'}"
     both = [head for head in heads if head.change(statistic) is not None]
     if both:
         before, after = (sum(head.pairs[statistic][side] or 0.0 for head in both) / len(both) for side in (0, 1))
@@ -339,7 +340,7 @@ def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
         yield f"{name}{more} is the mean over all calls of its module on one side alone: not compared"
     first, second = comparison.tokens or (0, 0)
     if first != second:
-        yield f"the texts differ ({first:,} and {second:,} tokens), which changes numbers, too"
+        yield f"the texts differ ({first:,} and {count(second, 'token')}), which changes numbers, too"
 
 
 def _largest_change(head: HeadChange, statistic: str) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from attemper.readings.comparison import Comparison, HeadChange
 from attemper.statistics import SHOWN
-from attemper.text import clean, columns_that_fit
+from attemper.text import clean, columns_that_fit, count
 
 MOST_HEADS = 20
 """Heads in a table that is not told how many."""
@@ -27,7 +27,7 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     parts: list[RenderableType] = [names, Text(clean(comparison.summary(first))), Text("")]
     parts.append(_grid(comparison, heads[:top], first, width))
     if len(heads) > top:
-        parts.append(Text(f"and {len(heads) - top} heads that changed less", style="dim"))
+        parts.append(Text(f"and {count(len(heads) - top, 'head')} that changed less", style="dim"))
     for side, sites in (("before", comparison.only_before), ("after", comparison.only_after)):
         parts += [Text.assemble((f"only {side} ", "yellow"), clean(site)) for site in sites]
     return Group(*parts)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attemper.readings.sample import SiteLabel
+from attemper.text import count
 
 MOST_BLOCKS = 200
 """A trend is taken from at most so many medians of neighbouring samples: 19,900 slopes a head."""
@@ -46,9 +47,9 @@ class History:
         return len(self.steps)
 
     def __repr__(self) -> str:
-        steps = f"{len(self)} steps" + (f" from {self.steps[0]} to {self.steps[-1]}" if len(self) else "")
-        of = f"site={self.site!r}, head={self.head}" if self.site else f"{len(self.sites)} sites, head={self.head}"
-        return f"History({self.statistic!r}, {of}: {steps}, values {list(self.values.shape)})"
+        steps = count(len(self), "step") + (f" from {self.steps[0]} to {self.steps[-1]}" if len(self) else "")
+        of = f"site={self.site!r}" if self.site else count(len(self.sites), "site")
+        return f"History({self.statistic!r}, {of}, head={self.head}: {steps}, values {list(self.values.shape)})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from attemper.readings.limits import AlarmLimits
 from attemper.readings.memory import Memory, pad
 from attemper.readings.reading import FEWEST_KEYS, Alarm, number
 from attemper.readings.sample import RANK_DIFFERENCE, Sample
+from attemper.text import count
 
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
@@ -161,8 +162,9 @@ class Judge:
         for kind in ALARMS:
             if "centre" in LAWS[kind.law].looks_at and kind.quantity not in self._missing:
                 unsettled = int(np.isnan(self._memories[kind.quantity].window.centre).sum())
+                of = count(len(self._columns), "head")
                 if unsettled:
-                    yield f"waits until heads have settled: {kind.name} of {unsettled} of {len(self._columns)} heads."
+                    yield f"waits until heads have settled: {kind.name} of {unsettled} of {of}."
 
     def _keep(self) -> None:
         """What was judged last stands from now on."""

@@ -14,7 +14,7 @@ from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
-from attemper.text import clean, cut
+from attemper.text import clean, count, counts, cut
 
 if TYPE_CHECKING:
     from attemper.readings.comparison import Comparison, HeadChange
@@ -43,9 +43,9 @@ def scan_html(reading: Reading) -> str:
     """Layers x heads by normalised entropy, then alarms and what was skipped."""
     heads = sum(len(site.heads) for site in reading.sites)
     rows = reading.sampled_rows
-    sampled = "" if rows is None else f", {rows} rows of each sequence (max logit is a lower bound)"
-    counts = f"{len(reading.sites)} sites, {heads} heads, {reading.tokens:,} tokens, {reading.backend}{sampled}"
-    parts = [_headline(reading.model, counts)]
+    sampled = "" if rows is None else f", {count(rows, 'row')} of each sequence (max logit is a lower bound)"
+    size = counts(site=len(reading.sites), head=heads, token=reading.tokens)
+    parts = [_headline(reading.model, f"{size}, {reading.backend}{sampled}")]
     parts += map(_stack, stacks(reading.sites))
     parts += [_line(note, 400) for note in reading.notes]
     if reading.alarms or not reading.notes:
@@ -60,9 +60,9 @@ def comparison_html(comparison: Comparison, statistics: Sequence[str]) -> str:
     heads = comparison.heads
     title = f"{cut(comparison.before, LONGEST_NAME)} → {cut(comparison.after, LONGEST_NAME)}"
     known = [name for name in statistics if any(head.pairs[name] != (None, None) for head in heads)]
-    parts = [_headline(title, f"{len(heads)} heads"), _changes(heads, known)]
+    parts = [_headline(title, f"{count(len(heads), 'head')}"), _changes(heads, known)]
     if len(heads) > MOST_LINES:
-        parts.append(_line(f"and {len(heads) - MOST_LINES} heads that changed less"))
+        parts.append(_line(f"and {count(len(heads) - MOST_LINES, 'head')} that changed less"))
     for side, names in (("before", comparison.only_before), ("after", comparison.only_after)):
         parts += [_line(f"only {side}: {name}") for name in names]
     return _frame(parts)
@@ -104,7 +104,7 @@ def _heading(titles: Iterable[str], style: str = _PLAIN) -> str:
 
 def _stack(stack: Stack) -> str:
     """One table of like sites: a line for each, a coloured cell for each head."""
-    size = f"up to {stack.queries:,} queries x {stack.keys:,} keys"
+    size = f"up to {count(stack.queries, 'query')} x {count(stack.keys, 'key')}"
     what = f"{stack.pattern}: {stack.kind} attention, {stack.mode}, {size}"
     columns = [stack.column, *map(str, range(stack.heads)), *map(_title, _SUMMED)]
     lines = [
@@ -118,7 +118,7 @@ def _stack(stack: Stack) -> str:
         )
         for site, label in zip(stack.sites[:MOST_LINES], stack.labels, strict=False)
     ]
-    more = _line(f"and {len(stack.sites) - MOST_LINES} more layers") if len(stack.sites) > MOST_LINES else ""
+    more = _line(f"and {count(len(stack.sites) - MOST_LINES, 'more layer')}") if len(stack.sites) > MOST_LINES else ""
     legend = "normalised entropy of each head, % of log n: dark is sharp, light is diffuse"
     return (
         f'<div style="font-size:12px;margin-top:6px">{_text(what, 240)}</div>{_line(legend)}'

@@ -178,7 +178,7 @@ def conflicts(parts: Iterable[Totals]) -> dict[SiteKey, str]:
 
 def changed_heads(one: int, two: int) -> str:
     """Why a site that had one number of heads and then another is not shown."""
-    return f"it had {one} heads and then {two}: its queries are not [batch, heads, ...]"
+    return f"its number of heads changed from {one} to {two}: its queries are not [batch, heads, ...]"
 
 
 def digest_label(sites: Totals) -> str:

@@ -277,7 +277,7 @@ def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int]) -> Site
 
     label = load_record(SiteLabel, fields["label"], "label")
     if sums.dtype != "float64" or sums.ndim != 2 or len(sums) != label.heads:
-        raise ValueError(f"{clean_name(label.name)} has {label.heads} heads and sums of {sums.shape} {sums.dtype}")
+        raise ValueError(f"sums {sums.shape} {sums.dtype} of {clean_name(label.name)}, whose heads are {label.heads}")
     module, call = map(int, fields["order"])
     if sums.shape[1] in order:
         sums = np.pad(sums, ((0, 0), (0, 1)))

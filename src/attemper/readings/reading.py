@@ -263,7 +263,7 @@ class Reading:
     def untrained_note(self) -> str | None:
         """The last of the notes, where the watched model looks untrained; else None."""
         many = self.untrained_heads
-        near = f"{many} of {len(self.heads)} heads {'is' if many == 1 else 'are'} near uniform"
+        near = f"{many} of {count(len(self.heads), 'head')} {'is' if many == 1 else 'are'} near uniform"
         return f"the model looks untrained: {near}; while it does, they raise no alarm." if many else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -342,10 +342,10 @@ def _extent(many: Mapping[str, int], total: int) -> str:
     """How many of ``total`` heads, and at which sites."""
     found = sum(many.values())
     if found == total:
-        return "the only head" if total == 1 else f"all {total} heads"
+        return "the only head" if total == 1 else f"all {count(total, 'head')}"
     names = [f"{name} ({count})" for name, count in many.items() if count]
-    more = f" and {len(names) - 3} more sites" if len(names) > 3 else ""
-    return f"{found} of {total} heads, at {', '.join(names[:3])}{more}"
+    more = f" and {count(len(names) - 3, 'more site')}" if len(names) > 3 else ""
+    return f"{found} of {count(total, 'head')}, at {', '.join(names[:3])}{more}"
 
 
 def _upgrade(site: SiteReading) -> SiteReading:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError, MissingExtraError
+from attemper.text import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +64,7 @@ class Rows:
 
     def __repr__(self) -> str:
         kept = sum(len(site.texts) for site in self.sites)
-        return f"Rows({len(self.sites)} sites, {kept} rows, {self.nbytes} bytes)"
+        return f"Rows({count(len(self.sites), 'site')}, {count(kept, 'row')}, {count(self.nbytes, 'byte')})"
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, Reading, SiteReading, Skipped, head_rows
+from attemper.text import counts
 
 if TYPE_CHECKING:
     import pandas
@@ -246,5 +247,5 @@ class Scan:
 
     def __repr__(self) -> str:
         heads = sum(len(site.heads) for site in self.sites)
-        counts = f"{len(self.sites)} sites, {heads} heads, {self.tokens} tokens, {len(self.alarms)} alarms"
-        return f"Scan({self.model!r}: {'; '.join((counts, *self.notes))})"
+        size = counts(site=len(self.sites), head=heads, token=self.tokens, alarm=len(self.alarms))
+        return f"Scan({self.model!r}: {'; '.join((size, *self.notes))})"

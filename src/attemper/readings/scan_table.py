@@ -14,7 +14,7 @@ from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, count
+from attemper.text import clean, count, counts
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -38,9 +38,9 @@ def table(reading: Reading, width: int, not_judged: Iterable[str] = ()) -> Rende
 def _headline(reading: Reading) -> Text:
     heads = sum(len(site.heads) for site in reading.sites)
     rows = reading.sampled_rows
-    sampled = "" if rows is None else f", {rows} rows of each sequence (max logit is a lower bound)"
-    counts = f"  {len(reading.sites)} sites, {heads} heads, {reading.tokens} tokens, {clean(reading.backend)}{sampled}"
-    return Text.assemble((clean(reading.model), "bold"), counts)
+    sampled = "" if rows is None else f", {count(rows, 'row')} of each sequence (max logit is a lower bound)"
+    size = counts(site=len(reading.sites), head=heads, token=reading.tokens)
+    return Text.assemble((clean(reading.model), "bold"), f"  {size}, {clean(reading.backend)}{sampled}")
 
 
 def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
@@ -49,7 +49,7 @@ def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
     extra = [name for name in SHOWN_BY_NAME if any(getattr(head, name) is not None for head in heads)]
     columns |= {name: SHOWN[name] for name in extra}
     heads_a_line = max(4, (width - _OTHER_COLUMNS - sum(len(SHOWN[name].column) + 1 for name in extra)) // 4)
-    size = f"up to {stack.queries} queries x {stack.keys} keys"
+    size = f"up to {count(stack.queries, 'query')} x {count(stack.keys, 'key')}"
     what = f"  {clean(stack.kind)} attention, {clean(stack.mode)}, {size}"
     yield Text.assemble("\n", (clean(stack.pattern), "bold"), what)
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
@@ -97,7 +97,7 @@ def _alarms(reading: Reading) -> Iterator[RenderableType]:
     elif reading.untrained_heads:
         yield Text("no other alarms")
     elif judged := sum(head.judged for head in reading.heads):
-        yield Text(f"no alarms in the {judged} of {len(reading.heads)} heads that were judged", style="green")
+        yield Text(f"no alarms in the {judged} of {count(len(reading.heads), 'head')} that were judged", style="green")
     yield from (Text(clean(note), style="yellow") for note in reading.notes)
 
 

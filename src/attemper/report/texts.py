@@ -75,7 +75,7 @@ def say(said: Any, language: str = "en") -> str:
         case Message(key, values):
             text = texts(language)[key]
             if not isinstance(text, str):
-                text = text["one"] if values.get("n") == 1 and "one" in text else text["other"]
+                text = text["one"] if values.get("n", values.get("value")) == 1 and "one" in text else text["other"]
             return _PLACE.sub(lambda place: say(values[place[1]], language), text)
         case Clauses(parts):
             return _join([say(part, language) for part in parts], language)

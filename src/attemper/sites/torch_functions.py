@@ -209,7 +209,7 @@ def _with_causal_bias(module: nn.Module, bias: Tensor, options: Options, sizes: 
         return replace(options, is_causal=True)
     if (queries, keys) != sizes:
         raise UnsupportedCallError(
-            module, f"its CausalBias was made for {queries} queries and {keys} keys, and the call has {sizes}"
+            module, f"its CausalBias was made for {queries} x {keys} (queries x keys), and the call has {sizes}"
         )
     return replace(options, is_causal=True, causal_alignment="bottom-right")
 

@@ -128,8 +128,8 @@ def _packing(module: nn.Module, query: Tensor, key: Tensor, given: Mapping[str, 
     if query.shape[0] != 1 or (not exact and query.shape[2] != key.shape[2]):
         raise UnsupportedCallError(
             module,
-            f"its documents are packed in a way that is not known here: {list(query.shape)} queries and "
-            f"{list(key.shape)} keys",
+            f"its documents are packed in a way that is not known here: queries {list(query.shape)}, "
+            f"keys {list(key.shape)}",
         )
     return Packing(*starts)
 

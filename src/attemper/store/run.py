@@ -101,7 +101,7 @@ class Run:
     @property
     def _called(self) -> str:
         """What messages call it: a history in memory has no name of its own."""
-        return "this run" if self.name == "this run" else f"the run {clean_name(self.name)}"
+        return "this run" if self.name == "this run" else f"the run {clean_name(self.name)!r}"
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -324,7 +324,7 @@ class Run:
 
     def _no_sample(self) -> InputError:
         why = clean(why_unmeasured(self.ranks))
-        return InputError(f"the run {clean_name(self.name)} has no sample yet: nothing was measured. Why: {why}.")
+        return InputError(f"{self._called} has no sample yet: nothing was measured. Why: {why}.")
 
     # --- for other programs ---
 
@@ -375,9 +375,7 @@ class Run:
         """The sites that are meant: one if ``site`` is given."""
         known = {key: label for key, label in self.ranks.sites.items() if mode in (None, label.mode)}
         if mode is not None and not known:
-            raise InputError(
-                f"mode={mode!r}: the run {clean_name(self.name)} has no such site; modes are 'train' and 'eval'."
-            )
+            raise InputError(f"mode={mode!r}: {self._called} has no such site; modes are 'train' and 'eval'.")
         if site is None:
             return tuple(known.values())
         key = site.key if isinstance(site, SiteLabel) else site
@@ -397,9 +395,8 @@ class Run:
         most = max((label.heads for label in labels), default=0)
         if not _is_whole(head) or not first <= head < first + most:
             where = f"{clean_name(labels[0].name)} has" if len(labels) == 1 else "the sites have at most"
-            raise InputError(
-                f"head must be a whole number from {first} to {first + most - 1}, got {head!r}: {where} {most} heads."
-            )
+            where = f"{where} {count(most, 'head')}"
+            raise InputError(f"head must be a whole number from {first} to {first + most - 1}, got {head!r}: {where}.")
         return int(head) - first
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from attemper.fingerprints.finding import Finding, in_words
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import SiteFingerprint
+from attemper.text import count
 
 STAGE = "visible keys"
 _NAMES = ("visible_keys", "first_visible", "last_visible")
@@ -79,7 +80,7 @@ def _end(ahead: np.ndarray, most: np.ndarray) -> str:
     if (ahead == most).all():
         return "at the last token"
     if len(set(ahead.tolist())) == 1:
-        return f"{abs(int(ahead[0]))} keys {'ahead of' if ahead[0] > 0 else 'before'} its own place"
+        return f"{count(abs(int(ahead[0])), 'key')} {'ahead of' if ahead[0] > 0 else 'before'} its own place"
     return "elsewhere"
 
 
@@ -96,7 +97,7 @@ def _window(pair: SitePair, differs: np.ndarray) -> _Named | None:
     for one, size in zip(first, sizes, strict=True):
         expected = np.zeros_like(one) if size is None else np.maximum(pair.places - size + 1, 0)
         left = max(left, float((moved & (one != expected)).sum() / moved.sum()))
-    a, b = ("no window" if size is None else f"a window of {size} keys" for size in sizes)
+    a, b = ("no window" if size is None else f"a window of {count(size, 'key')}" for size in sizes)
     value, before = (None if size is None else float(size) for size in (sizes[1], sizes[0]))
     return left, "window", value, before, f"{a} in run a, {b} in run b"
 

@@ -47,7 +47,7 @@ function fit(map) {
 function drawMap(map) {
   fit(map);
   map.area.setAttribute("aria-roledescription", text("heads.map"));
-  map.area.setAttribute("aria-label", text("heads.map_of", { pattern: cut(map.stack.pattern, 100), layers: map.stack.sites.length, heads: map.stack.heads }));
+  map.area.setAttribute("aria-label", text("heads.map_of", { pattern: cut(map.stack.pattern, 100), layers: ["count.layers", { n: map.stack.sites.length }], heads: ["count.heads", { n: map.stack.heads }] }));
   if (!map.chart) map.chart = echarts.init(map.drawing, null, { renderer: "canvas" });
   map.chart.resize({ width: map.wide * map.stack.heads, height: map.tall * map.stack.sites.length + TOP });
   const rows = map.stack.sites.map((site) => BY_SITE[site]);

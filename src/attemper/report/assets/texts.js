@@ -6,7 +6,7 @@ let language = location.hash.slice(1) in LOCALES ? location.hash.slice(1) : navi
 
 function text(key, values = {}) {
   let found = DATA.texts[language][key];
-  if (typeof found !== "string") found = values.n === 1 && found.one ? found.one : found.other;
+  if (typeof found !== "string") found = (values.n ?? values.value) === 1 && found.one ? found.one : found.other;
   return found.replace(/\{(\w+)\}/g, (_, name) => say(values[name]));
 }
 
