@@ -108,11 +108,7 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
 def _numbered(rows: np.ndarray) -> list[tuple[int, ...]]:
     """Rows as (how often it came before, sequence, place): of several calls, each its own."""
     seen: Counter[tuple[int, ...]] = Counter()
-    found = []
-    for row in map(tuple, rows.tolist()):
-        found.append((seen[row], *row))
-        seen[row] += 1
-    return found
+    return [(seen.update([row]) or seen[row], *row) for row in map(tuple, rows.tolist())]
 
 
 def _head_list(site: SiteFingerprint) -> str:

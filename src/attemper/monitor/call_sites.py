@@ -26,9 +26,12 @@ MOST_CALLS = 64
 
 @dataclass
 class CallSites:
-    """The calls of a model by name. ``names``: of all modules, which no call takes."""
+    """The calls of a model by name."""
 
     names: Container[str]
+    """Of all modules: no call takes them."""
+    asked: Container[str]
+    """Names of calls that stay sites of their own."""
     joined: Modules = frozenset()
     """Those whose calls are one site."""
     fixed: Modules = frozenset()
@@ -90,7 +93,7 @@ class CallSites:
     def site(self, name: str, mode: str) -> str:
         """The site of a call of this name."""
         module = self.module_and_call(name)[0]
-        return module if (module, mode) in self.joined else name
+        return module if (module, mode) in self.joined and name not in self.asked else name
 
     def module_and_call(self, name: str) -> tuple[str, int]:
         """The module, or tap, of a site, and which of its calls it is."""
@@ -102,8 +105,7 @@ class CallSites:
 
     def layer(self, name: str, mode: str) -> int | None:
         """Of a site: by the order of calls where parts of its stack run several times, else by its name."""
-        at = self.place(name, mode)
-        return layer_of(name) if at is None else at[1]
+        return (self.place(name, mode) or ("", layer_of(name)))[1]
 
 
 def _size(group: Iterable[SeenCall]) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class Collector:
         self._names = {module: name or title for module, name in names_of(model).items()}
         self._order = {name: place for place, name in enumerate(self._names.values())}
         self._stacks = {pattern_of(name): place for name, place in reversed(self._order.items())}
-        self.call_sites = CallSites(self._order)
+        self.call_sites = CallSites(self._order, scope.sites or ())
         self.calls: list[SeenCall] = []
         """Of the pass that is running, in their order."""
         self._loops: dict[SiteKey, SiteSums] = {}
@@ -297,8 +297,7 @@ class Collector:
         stands, or by a tap's name that stands beside it.
         """
         number = seen.number
-        names = (number.name, f"{number.name}#1" if number.call == 1 else number.site)
-        names += () if seen.module is None else (seen.module,)
+        names = {number.name, f"{number.name}#1" if number.call == 1 else number.site, seen.module or number.name}
         seen.kept = any(is_wanted(name, self.scope.sites) for name in names)
         if not seen.kept and not seen.is_tap:
             taps = (tap for tap in self.calls if tap.is_tap and tap.kept and tap.places)
@@ -335,8 +334,9 @@ class Collector:
 
     def _fold(self, seen: SeenCall) -> None:
         """Adds a call of a long loop to those before it, so that a pass does not hold each; unless it is asked for."""
-        call = seen.contribution
-        if call is not None and seen.kept and seen.name not in (self.scope.sites or ()):
+        call, at = seen.contribution, (seen.number.name, seen.mode)
+        fixed = at in self.call_sites.fixed and at not in self.call_sites.joined
+        if call is not None and not fixed and seen.name not in self.call_sites.asked:
             self.sites, self._loops = self._loops, self.sites
             try:
                 self._add(replace(call, key=(seen.number.name, *call.key[1:])))
@@ -375,7 +375,7 @@ class Collector:
         self.join_calls(self.call_sites.settle(calls))
         measured = {seen.number.name for seen in calls if seen.contribution is not None and seen.reason is None}
         for seen in calls:
-            number, name = seen.number, self._site_of(seen)
+            number, name = seen.number, self.call_sites.site(seen.name, seen.mode)
             if not seen.kept:
                 self.unwanted.add(name)
             elif seen.reason is not None:
@@ -389,22 +389,17 @@ class Collector:
                 self.guard(name, partial(self._add, contribution))
                 self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
-        for site in self._loops.values():
-            self._put(site)
-        self._loops = {}
+        while self._loops:
+            self._put(self._loops.popitem()[1].renamed())
         for key in self.sites if self._withdrawn else ():
             if (reason := self.withdrawn(key[0])) is not None:
                 self._drop(key, reason)
-
-    def _site_of(self, seen: SeenCall) -> str:
-        """The site of a call; one that somebody has asked for by its number stays one."""
-        return seen.name if seen.name in (self.scope.sites or ()) else self.call_sites.site(seen.name, seen.mode)
 
     def join_calls(self, reasons: Mapping[str, str]) -> None:
         """Makes one site of the calls of modules, also of those that this sample has so far, and says why."""
         self.skipped |= reasons
         for key in list(self.sites) if self.call_sites.joined else ():
-            name = key[0] if key[0] in (self.scope.sites or ()) else self.call_sites.site(key[0], key[2])
+            name = self.call_sites.site(key[0], key[2])
             if name != key[0]:
                 self.last.pop(key[0], None)
                 self._put(self.sites.pop(key).renamed(name))

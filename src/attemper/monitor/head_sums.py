@@ -101,10 +101,11 @@ class SiteSums:
         other._sums = sums
         return other
 
-    def renamed(self, name: str) -> SiteSums:
-        """The same rows as those of another site."""
+    def renamed(self, name: str | None = None) -> SiteSums:
+        """The same rows, of a site of this name, in the layer that it says."""
         other = copy(self)
-        other.name, other.layer = name, layer_of(name)
+        other.name = name or self.name
+        other.layer = layer_of(other.name)
         return other
 
     def with_sums_of(self, other: SiteSums) -> SiteSums:

@@ -24,9 +24,8 @@ class Columns:
         """[H]"""
         self.replaced = np.empty(0, bool)
         """[H] whether the sample has other sites of the same module: of each call, where it was one of all, or back."""
-        self._apart: list[bool] = []
-        """Of each of ``sites``: whether each call of its module was one."""
         self._firsts: dict[tuple[SiteKey, range, bool], int] = {}
+        """Of each of ``sites``, by its key, its heads and whether each call of its module was a site."""
         self._sample: tuple[SiteLabel, ...] = ()
         self._places: slice | np.ndarray = slice(0)
 
@@ -45,12 +44,10 @@ class Columns:
             self._firsts[key] = len(self.site)
             self.site = np.concatenate([self.site, np.full(site.heads, place)])
         self.sites += new.values()
-        self._apart += [key[2] for key in new]
         self.starts = np.array(list(self._firsts.values()))
         self.in_training = np.array([self.sites[place].mode == "train" for place in self.site], bool)
         here = {first_call(*site.key): key[2] for key, site in keys.items()}
-        known = zip(self.sites, self._apart, strict=True)
-        replaced = [here.get(first_call(*site.key), own) != own for site, own in known]
+        replaced = [here.get(first_call(*key), own) != own for key, _, own in self._firsts]
         self.replaced = np.array(replaced, bool)[self.site]
         firsts = [self._firsts[key] for key in keys]
         parts = [np.arange(first, first + site.heads) for first, site in zip(firsts, sites, strict=True)]

@@ -49,7 +49,8 @@ class Earlier:
         if any(self.heads.get((site.name, site.kind), site.heads) != site.heads for site in sites):
             return False
         seen = {_module(site.name) for site in sites}
-        gone = [name for name, _ in self.heads if _module(name) not in seen and not _is_in(modules, name)]
+        gone = [name for name, _ in self.heads if _module(name) not in seen and name not in modules]
+        gone = [name for name in gone if _module(name) not in modules]
         return not gone and (self.known is None or seen <= self.known)
 
     def means(self, sites: Sequence[SiteLabel]) -> list[str]:
@@ -74,10 +75,6 @@ class Earlier:
             f"one is of {now}. Both are kept in its file, but of the earlier one only steps below {step} are shown. "
             f"Give each run a folder of its own, as in attemper.watch(model, store='runs/b')."
         )
-
-
-def _is_in(modules: Container[str], site: str) -> bool:
-    return site in modules or _module(site) in modules
 
 
 def _module(site: str) -> str:
