@@ -173,6 +173,7 @@ def test_a_history_that_is_asked_for_before_the_first_step_has_the_passes_and_th
         assert watch.table().tokens == 120
 
 
+@pytest.mark.filterwarnings("ignore:attemper. run holds a run up to step")
 @pytest.mark.parametrize("passes_of", [(1, 1), (3, 1), (1, 3)])
 def test_a_run_that_goes_on_holds_its_first_passes_back_as_well(tmp_path: Path, passes_of: tuple[int, int]) -> None:
     model = Stack().train()
@@ -187,6 +188,7 @@ def test_a_run_that_goes_on_holds_its_first_passes_back_as_well(tmp_path: Path, 
     assert steps.values.tolist() == [one, one, two, two]
 
 
+@pytest.mark.filterwarnings("ignore:attemper. run holds a run up to step")
 def test_passes_of_a_run_that_goes_on_unstepped_are_those_that_every_names(tmp_path: Path) -> None:
     model = Stack().eval()
     for many in (4, 7):

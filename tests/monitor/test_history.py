@@ -157,6 +157,7 @@ def test_a_lower_number_replaces_the_history_from_there_on(tmp_path: Path) -> No
     assert [segment.samples for segment in watch.run.segments] == [3, 2]
 
 
+@pytest.mark.filterwarnings("ignore:attemper. run holds a run up to step")
 def test_a_run_that_goes_on_without_numbers_counts_on(tmp_path: Path) -> None:
     run(range(5), numbered=False, every=2, store=tmp_path / "run")
     watch = run(range(5), numbered=False, every=2, store=tmp_path / "run")

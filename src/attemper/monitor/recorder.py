@@ -29,7 +29,7 @@ from attemper.readings.judge import Judge
 from attemper.readings.labels import JOINED
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
-from attemper.store.about import UNMEASURED, sentence
+from attemper.store.about import UNMEASURED, UNNUMBERED, sentence
 from attemper.store.chunk import as_kept
 from attemper.store.options import DEFAULT_BITS
 from attemper.text import clean, clean_name, count, cut
@@ -103,6 +103,8 @@ class Recorder:
         """Which of the watch's samples was judged last, and which had ended then."""
         self.first_step: int | None = None
         """Of the run that is resumed; None for a new one."""
+        self.first_put: int | None = None
+        """The step of the first sample of this watch."""
         if self._store is not None:
             self._open_writer()
 
@@ -114,6 +116,7 @@ class Recorder:
 
     def put(self, step: int, found: DeviceSample, when: float) -> None:
         """Adds a sample that ended at ``when``, in seconds since 1970."""
+        self.first_put = step if self.first_put is None else self.first_put
         here = found.on_host and not self._underway
         self._underway.append(_Underway(step, when, found if here else found.to_host()))
 
@@ -330,6 +333,19 @@ class Recorder:
             if name not in modules:
                 reasons.setdefault(name, UNSEEN)
         return reasons
+
+    def note_unnumbered(self, last: int, step: int) -> str:
+        """Keeps that from this step on the loop has given no numbers; what to say of it."""
+        assert self._writer is not None
+        assert self._store is not None
+        name = clean_name(self._store.last_name)
+        with self._earlier() as ranks:
+            self._writer.describe({UNNUMBERED: [*ranks.about.get(UNNUMBERED, ()), step]})
+        return (
+            f"{name} holds a run up to step {last}, which goes on: this sample gets step {step}, since the loop gave "
+            f"no number. For a new training pass store=attemper.Store({name!r}, new=True), or another folder; from a "
+            "checkpoint, call watch.step(n) once before the loop, with its last step."
+        )
 
     def note_unmeasured(self, reason: str) -> None:
         """Keeps why nothing was measured so far, for those who read the run and find no sample in it."""

@@ -17,6 +17,8 @@ class Schedule:
             start: the number of the step that is running, where the loop knows it before the step ends.
         """
         self._every, self._resumed = every, first
+        self.last, self.numbered = last, start is not None
+        """``numbered``: whether the loop has given a number."""
         self._known, self._start = start is not None, (0 if last is None else last + 1) if start is None else start
         self.restart()
 
@@ -45,6 +47,7 @@ class Schedule:
 
     def end(self, number: int | None) -> int:
         """Ends the step that is running; returns its number, by default one more than the last."""
+        self.numbered = self.numbered or number is not None
         self.sampled, ended = self.sampling, self.number if number is None else number
         self._first = ended if self._first is None else self._first
         if self._count == 0 or ended < self.number:

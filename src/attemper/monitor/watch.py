@@ -200,10 +200,10 @@ class Watch(TapReceiver, RunView):
         self._open.close()
         self._record()
         self._keep_passes()
-        said = self._unseen(self.passes > 0) if self._recorder.is_stored and not self._told else None
+        said = self._news(due=self.passes > 0) if self._recorder.is_stored else ()
         quietly(lambda _: self._recorder.close())(self)
-        if said is not None:
-            warnings.warn(f"attemper: {said}", stacklevel=2)
+        for one in said:
+            warnings.warn(f"attemper: {one}", stacklevel=2)
 
     def __del__(self) -> None:
         if hasattr(self, "_recorder"):
@@ -233,13 +233,23 @@ class Watch(TapReceiver, RunView):
             self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
             self._record()
         ran, self._ended_passes = self.passes > self._ended_passes, self.passes
-        self._tell_unseen(due=self._schedule.sampled and (ran or self.steps > 1))
+        for one in self._news(due=self._schedule.sampled and (ran or self.steps > 1)):
+            warnings.warn(f"attemper: {one}", stacklevel=2)
 
-    def _tell_unseen(self, *, due: bool) -> None:
-        """Says once what the first sampled step does not show. ``due``: whether a model without a site is told now."""
-        said = None if self._told else self._unseen(due)
-        if said is not None:
-            warnings.warn(f"attemper: {said}", stacklevel=3)
+    def _news(self, *, due: bool) -> list[str]:
+        """What is said once: what the first sampled step does not show, and that a run goes on without numbers of the
+        loop. ``due``: whether a model without a site is told now.
+        """
+        said = (None if self._told else self._unseen(due), self._unnumbered())
+        return [one for one in said if one is not None]
+
+    @quietly
+    def _unnumbered(self) -> str | None:
+        last, first = self._schedule.last, self._recorder.first_put
+        if last is None or first is None or self._schedule.numbered or not self._recorder.is_stored:
+            return None
+        self._schedule.numbered = True  # once
+        return self._recorder.note_unnumbered(last, first)
 
     @quietly
     def _unseen(self, due: bool) -> str | None:
@@ -393,7 +403,8 @@ class Watch(TapReceiver, RunView):
             self._record()
         if self._holding and self.passes >= MOST_PASSES:
             self._keep_passes()
-            self._tell_unseen(due=True)
+            for one in self._news(due=True):
+                warnings.warn(f"attemper: {one}", stacklevel=2)
         self._inside, self._raising = True, sys.exc_info()[1]
         if tap_buffers.is_raised(self) != self.sampling:
             self._switch_taps()

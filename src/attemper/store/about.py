@@ -14,6 +14,8 @@ _FOLDERS = re.compile(rf"""(?<=['"]){_ROOT}(?:[^'"\n]*[\\/])?|(?<![\w.:/\\~'"]){
 """Of absolute paths within a sentence, all but the last name. In quotes it may hold spaces."""
 UNMEASURED = "unmeasured"
 """Under which name a run keeps why its watch saw nothing."""
+UNNUMBERED = "unnumbered"
+"""Of segments whose numbers the loop did not give: their first steps."""
 WORDS = ("name", "tags", "notes")
 """What people say of a run: kept as it is."""
 

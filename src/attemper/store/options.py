@@ -30,6 +30,8 @@ class Store:
             takes half as much room again. Counts are always exact.
         max_bytes: the size at which the oldest samples are thinned, at least 1 MiB; None for no bound. Least, mean and
             largest of what goes are kept. docs/history.md says by what a file can be larger.
+        new: whether this is a new training: a run that is there does not go on. Its files are moved beside its folder,
+            to ``<path>-1`` (or -2, ...), where they are a run of their own.
 
     Raises:
         InputError: one of them has no meaning.
@@ -45,6 +47,7 @@ class Store:
     notes: str = ""
     bits: int | None = DEFAULT_BITS
     max_bytes: int | None = None
+    new: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
@@ -52,6 +55,8 @@ class Store:
         if isinstance(self.tags, str) or not all(isinstance(tag, str) for tag in self.tags):
             raise InputError(f"Store(tags=...) must be names, got {self.tags!r}. Write tags=('one', 'two').")
         object.__setattr__(self, "tags", tuple(self.tags))
+        if self.new and self.is_url:
+            raise InputError(f"Store(new=True) moves files of this machine: name another place than {self.path}.")
         _check_whole("bits", self.bits, 1, MANTISSA, "None keeps all bits")
         _check_whole("max_bytes", self.max_bytes, FEWEST_BYTES, None, "None sets no bound")
 

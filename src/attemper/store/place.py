@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -9,11 +10,16 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 
 from attemper.store.filesystem import takes_write_ahead
+from attemper.store.lock import is_held
 from attemper.store.options import Store
 from attemper.store.target import Target, open_target
+from attemper.text import clean_name
+
+logger = logging.getLogger("attemper")
 
 PARQUET = "pyarrow"
 """The package that parts need."""
@@ -45,8 +51,10 @@ def place_of(options: Store, rank: int) -> Place:
         OSError: no folder can be made.
     """
     if not options.is_url:
-        folder = Path(options.path)
+        folder = Path(options.path).absolute()
         folder.mkdir(parents=True, exist_ok=True)
+        if options.new:
+            set_aside(folder, rank)
         if takes_write_ahead(folder):
             return Place(folder, write_ahead=True)
     target, why = None, None
@@ -58,6 +66,21 @@ def place_of(options: Store, rank: int) -> Place:
     if target is not None and find_spec(PARQUET) is None:
         target, why = None, "parts need pyarrow, which is not installed: pip install 'attemper[parquet]'"
     return Place(folder, takes_write_ahead(folder), target, why)
+
+
+def set_aside(folder: Path, rank: int) -> None:
+    """Moves what ``rank`` wrote into a folder to one beside it, the first that has nothing of that rank."""
+    own = [
+        path for path in folder.glob(f"fragment-{rank}[.-]*") if OURS.fullmatch(path.name) and path.suffix != ".lock"
+    ]
+    if not own or is_held(folder / f"fragment-{rank}.lock"):
+        return
+    beside = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
+    target = next(one for one in beside if not any(one.glob(f"fragment-{rank}[.-]*")))
+    target.mkdir(exist_ok=True)
+    for path in own:
+        path.rename(target / path.name)
+    logger.warning("attemper: the run that was in %s is kept in %s.", clean_name(folder.name), clean_name(target.name))
 
 
 def _token(target: Target, rank: int) -> str:

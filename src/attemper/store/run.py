@@ -21,6 +21,7 @@ from attemper.readings.reading import Alarm, Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel, quantity
 from attemper.readings.scan import Scan
 from attemper.store import export
+from attemper.store.about import UNNUMBERED
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
@@ -161,6 +162,9 @@ class Run:
         yield from self._unreadable
         for lost in self.lost:
             yield f"{count(lost.samples, 'sample is', 'samples are')} lost: {lost.reason}"
+        begun = {segment.first_step for segment in self.segments}
+        for step in (one for one in self.about.get(UNNUMBERED) or () if one in begun):
+            yield f"resumed at step {step:,} by a loop that gave no number: steps are counted on from the last one"
         if thinned := self.about.get("thinned"):
             step, spacing = thinned["until_step"], thinned["largest_spacing"]
             yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept; alarms are judged by those"
