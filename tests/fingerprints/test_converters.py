@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import attemper
+from attemper.errors import InputError
+from attemper.report.explanation import explanation_page
 from tests.support.engine_converters import (
     initialised,
     permuted_features,
@@ -48,7 +51,8 @@ def both_ways(name: str, precision: str, change: Change) -> tuple[attemper.Expla
 def test_new_weights_are_no_factor_of_the_old_ones(precision: str, roles: str, site: int, name: str):
     for found in both_ways(name, precision, lambda model: initialised(model, [site], roles)):
         assert found.value is None, found.message
-        assert found.kind in ("weights", "not_loaded"), found.message
+        assert found.kind == "not_loaded", found.message
+        assert "looks newly initialised in run" in found.message
         assert found.site == clean(name, False).sites[site].name
 
 
@@ -64,7 +68,7 @@ def test_new_weights_are_no_factor_of_the_old_ones(precision: str, roles: str, s
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_queries_in_the_place_of_keys_are_no_factor(precision: str, change: Change):
     for found in both_ways("phi", precision, change):
-        assert found.kind in ("weights", "not_loaded", "swapped")
+        assert found.kind in ("not_loaded", "swapped")
         assert found.value is None, found.message
 
 
@@ -127,3 +131,94 @@ def test_groups_of_keys_in_another_order_are_named():
     found, _ = both_ways("llama", "float32", lambda model: reordered_groups(model, [1], "kv"))
     assert (found.kind, found.site) == ("head_order", "layers.1.self_attn")
     assert "the keys of run b are those of heads 1, 0 of run a" in found.message
+
+
+def test_weights_that_a_file_does_not_keep_are_told_by_queries_and_keys_alone():
+    a = clean("llama", False)
+    model = tiny("llama")
+    with initialised(model, [0], "q"):
+        b = attemper.fingerprint(model.model, [batch_of("llama", False)])
+    old = replace(b, sites=tuple(replace(site, weights={}) for site in b.sites))
+    found = attemper.explain(a, old)
+    assert found.kind == "weights"
+    assert "queries differ by" in found.message
+    assert "correlation 0.0" in found.message
+
+
+@pytest.mark.parametrize("std", [0.02, 128**-0.5, 384**-0.5])
+def test_weights_look_new_by_the_spread_of_an_initialiser(std: float):
+    found, _ = both_ways("bert", "float32", lambda model: initialised(model, [1], "v", std))
+    assert found.kind == "not_loaded", found.message
+    found, _ = both_ways("bert", "float32", lambda model: initialised(model, [1], "v", 1.3 * std))
+    assert found.kind == "values", found.message
+    assert "self.value.weight [128, 128] differs by" in found.message
+
+
+def test_an_output_projection_is_named_where_no_attention_follows():
+    found, _ = both_ways("llama", "float32", lambda model: initialised(model, [3], "o"))
+    assert (found.kind, found.site, found.stage) == ("not_loaded", "layers.3.self_attn", "attention output")
+    found, _ = both_ways("llama", "float32", lambda model: initialised(model, [3], "o", 0.7))
+    assert (found.kind, found.site, found.stage) == ("weights", "layers.3.self_attn", "attention output")
+
+
+def test_a_layer_that_stands_twice_is_named_both_ways():
+    def change(model: Tiny) -> Any:
+        return rewritten(model, lambda: model.model.layers[2].load_state_dict(model.model.layers[1].state_dict()))
+
+    found, back = both_ways("llama", "float32", change)
+    assert (found.kind, found.site) == ("order_of_layers", "layers.2.self_attn"), found.message
+    assert "are those of layers.1.self_attn in the other run" in found.message
+    assert "of run a are those" in back.message
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_documents_whose_positions_start_anew_are_documents(name: str):
+    model = tiny(name)
+    bounds = torch.tensor([0, 1, 2]).repeat_interleave(torch.tensor([30, 35, 31]))
+    same = (bounds[:, None] == bounds[None]).tril()[None, None]
+    positions = torch.cat([torch.arange(count) for count in (30, 35, 31)])[None]
+    ids = batch_of(name, False)["input_ids"]
+    b = attemper.fingerprint(
+        model.model, [{"input_ids": ids, "attention_mask": same.expand(2, 1, 96, 96), "position_ids": positions}]
+    )
+    a = attemper.fingerprint(model.model, [{"input_ids": ids}])
+    assert attemper.explain(a, b).kind == attemper.explain(b, a).kind == "documents"
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_padding_that_one_run_shows_is_padding(name: str):
+    model = tiny(name).model
+    batch = batch_of(name, True)
+    hidden = attemper.fingerprint(model, [batch])
+    ones = attemper.fingerprint(model, [batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}])
+    bare = attemper.fingerprint(model, [{"input_ids": batch["input_ids"]}])
+    for a, b, run in ((hidden, ones, "a"), (hidden, bare, "a"), (ones, hidden, "b")):
+        found = attemper.explain(a, b)
+        assert (found.kind, found.site, found.stage) == ("padding", a.sites[0].name, "visible keys")
+        assert f"run {run} hides 36 places of padding, in sequences 1, and the other run shows them" in found.message
+        assert found.is_fault
+        assert "padding" in explanation_page(a, b, found)
+    other = attemper.fingerprint(model, [batch | {"input_ids": batch["input_ids"].flip(1)}])
+    with pytest.raises(InputError, match="take fingerprints of the same"):
+        attemper.explain(hidden, other)
+
+
+def test_padding_that_another_mask_hides_is_not_shown():
+    model = tiny("bert").model
+    batch = batch_of("bert", True)
+    seen = batch["attention_mask"][:, None, None].bool().expand(-1, 1, 96, -1)
+    b = attemper.fingerprint(model, [batch | {"attention_mask": seen}])
+    with pytest.raises(InputError, match="take fingerprints of the same tokens"):
+        attemper.explain(attemper.fingerprint(model, [batch]), b)
+
+
+def test_a_number_of_a_mask_stands_only_where_every_row_has_it():
+    a = clean("gpt2", False)
+    b = clean("gpt2", False)
+    first = b.sites[0].counts["first_visible"].copy()
+    first[:, 12] += 3  # one row as by a window
+    seen = b.sites[0].counts["visible_keys"].copy()
+    seen[:, 12] -= 3
+    first[:, 14], seen[:, 14] = first[:, 14] + 9, seen[:, 14] - 9
+    site = replace(b.sites[0], counts={**b.sites[0].counts, "first_visible": first, "visible_keys": seen})
+    assert attemper.explain(a, replace(b, sites=(site, *b.sites[1:]))).value is None

@@ -35,6 +35,9 @@ SHORT = {
     "input": "llama",
     "swapped": "gpt2",
     "not_loaded": "gpt2",
+    "transposed": "gpt2",
+    "order_of_layers": "llama",
+    "documents": "bert",
 }
 """Kind -> the architecture on which it is tried by default; benchmarks/faults_named.py tries them all."""
 

@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.engine_converters import permuted_features, reordered_groups, swapped, tied
+from tests.support.engine_converters import (
+    exchanged,
+    initialised,
+    permuted_features,
+    reordered_groups,
+    swapped,
+    tied,
+    transposed,
+)
 from tests.support.engine_models import PRETRAINED, WINDOW, Tiny
 from tests.support.engine_patches import (
     attributes,
@@ -182,6 +190,16 @@ def _hidden_tokens(tiny: Tiny, sites: list[int], _: float) -> Any:
         real = seen.any(2, keepdim=True)
         other = real.flip(-1) & real
         return seen & (other | torch.eye(seen.shape[2], dtype=torch.bool))
+
+    return masked(tiny, sites, change)
+
+
+def _hidden_documents(tiny: Tiny, sites: list[int], _: float) -> Any:
+    """Three documents in a sequence do not see one another."""
+
+    def change(seen: Tensor) -> Tensor:
+        number = torch.tensor([0, 1, 2]).repeat_interleave(torch.tensor([30, 35, seen.shape[2] - 65]))
+        return seen & (number[:, None] == number[None])
 
     return masked(tiny, sites, change)
 
@@ -372,4 +390,15 @@ FAULTS: tuple[Fault, ...] = (
         "rotary", "order of features of keys", (0.0,), lambda t, s, _: permuted_features(t, s, "k"), _can_be_permuted
     ),
     Fault("head_order", "groups of keys and values", (0.0,), lambda t, s, _: reordered_groups(t, s, "kv")),
+    Fault("not_loaded", "queries", (0.02,), lambda t, s, x: initialised(t, s, "q", x)),
+    Fault("not_loaded", "queries and keys", (0.02,), lambda t, s, x: initialised(t, s, "qk", x)),
+    Fault("not_loaded", "values", (0.02,), lambda t, s, x: initialised(t, s, "v", x)),
+    Fault("not_loaded", "outputs", (0.02,), lambda t, s, x: initialised(t, s, "o", x)),
+    Fault("not_loaded", "values are keys", (0.0,), lambda t, s, _: tied(t, s, "vk")),
+    Fault("swapped", "keys and values", (0.0,), lambda t, s, _: swapped(t, s, "kv")),
+    Fault("transposed", "queries", (0.0,), lambda t, s, _: transposed(t, s, "q"), _is_square),
+    Fault("transposed", "outputs", (0.0,), lambda t, s, _: transposed(t, s, "o"), _is_square),
+    Fault("order_of_layers", "of attention", (0.0,), lambda t, s, _: exchanged(t, s, 0.0), at=lambda _, site: site < 3),
+    Fault("order_of_layers", "whole", (0.0,), lambda t, s, _: exchanged(t, s, 1.0), at=lambda _, site: site < 3),
+    Fault("documents", "hidden", (0.0,), _hidden_documents),
 )

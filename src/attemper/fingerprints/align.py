@@ -53,6 +53,23 @@ def _mean_of_calls(one: Fingerprint) -> str | None:
     return next((site.name for site in one.sites if len(set(map(tuple, site.rows.tolist()))) < len(site.rows)), None)
 
 
+def other_padding(a: Fingerprint, b: Fingerprint) -> str | None:
+    """What one of two runs over the same ids hides as padding and the other shows, in words; None for nothing."""
+    if a.lengths == b.lengths or len(a.lengths) != len(b.lengths) or not a.about.get("given"):
+        return None
+    if a.about["given"] != b.about.get("given") or len(a.sites) != len(b.sites):
+        return None
+    run, hides, shows = ("a", a, b) if sum(a.lengths) < sum(b.lengths) else ("b", b, a)
+    least = np.minimum(a.lengths, b.lengths)
+    # Unless a mask of another form hides it: then no row sees more keys than there are tokens.
+    seen = [(site.counts["visible_keys"].max(0), least[site.rows[:, 0]]) for site in shows.sites if site.kind == "self"]
+    if not any((most > tokens).any() for most, tokens in seen) and any(most.max() > least.min() for most, _ in seen):
+        return None
+    count = sum(shows.lengths) - sum(hides.lengths)
+    which = ", ".join(map(str, np.flatnonzero(np.not_equal(a.lengths, b.lengths))[:8]))
+    return f"run {run} hides {count} places of padding, in sequences {which}, and the other run shows them"
+
+
 def _sequences(one: Fingerprint) -> str:
     lengths = ", ".join(map(str, one.lengths[:8])) + (", ..." if len(one.lengths) > 8 else "")
     return f"{count(len(one.lengths), 'sequence')} (tokens: {lengths})"

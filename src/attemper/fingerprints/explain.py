@@ -14,8 +14,8 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.fingerprints import equivalence, floor
-from attemper.fingerprints.align import align
-from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors
+from attemper.fingerprints.align import align, other_padding
+from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import Explanation, Remark
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
 from attemper.fingerprints.pair import SitePair, level_of_rows, rotates
@@ -44,7 +44,10 @@ shifts it, too.
 """
 SECOND = 0.5
 """Of a cause that is not the first, what it may leave to be told beside it."""
-ORDER = ("residual", "input", "q and k", "visible keys", "final score", "kept mass", "head output", "model output")
+ORDER = (
+    *("residual", "input", "q and k", "visible keys", "final score", "kept mass", "head output", "attention output"),
+    "model output",
+)
 """Stages of a site, and of what is behind the last."""
 SMALLER = 0.6
 """Queries or keys do not follow what enters the attention if they differ by so much less."""
@@ -74,6 +77,10 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
             raise InputError(
                 f"explain({name}) must be a fingerprint, of attemper.fingerprint, got {type(one).__name__}."
             )
+    padding = other_padding(a, b)
+    if padding is not None:
+        site, words = clean_name(a.sites[0].name), f"padding at all sites, visible keys: {padding}."
+        return Explanation("padding", site, "visible keys", "all sites", None, 0.0, "high", (), words)
     pairs = [equivalence.in_order(pair) for pair in align(a, b)]
     own = [_own(pair) for pair in pairs]
     walk = _Walk(pairs, own)
@@ -120,9 +127,10 @@ class _Walk:
         found = self._vectors(pair, own) or self._scores(pair)
         if moved is not None:
             if not self._takes_back(pair, found):
-                return moved
+                named = self._by_weights(pair, moved)
+                return named if named.kind == "order_of_layers" else moved
             self._note(pair, "input", *equivalence.of_input(pair))
-        found = found or _earliest(own) or self._values(pair)
+        found = found or _earliest(own) or self._values(pair) or self._attention_output(pair)
         if found is None and pair.order is not None:
             words = f"heads of run b are those of {', '.join(map(str, np.argsort(pair.order)[:16]))} of run a"
             self._note(pair, "q and k", "permuted", words + ", and so are columns of the output projection")
@@ -170,10 +178,36 @@ class _Walk:
         """Head outputs, unless what follows takes back how they differ."""
         found = outputs.values(pair)
         if found is None or not equivalence.agrees(pair):
-            return found
+            return found and self._by_weights(pair, found)
         words = "head outputs differ, and what the attention or its block gives does not"
         self._note(pair, "head output", equivalence.of_outputs(pair), words)
         return None
+
+    def _attention_output(self, pair: SitePair) -> Finding | None:
+        """What the attending module gives, or its block adds if weights around the attention say that these differ."""
+        if self._equivalent and self._equivalent[-1][0] is pair:
+            return None
+        for name, words in (
+            ("attended", "what the attention gives differs"),
+            ("change", "what the block adds differs"),
+        ):
+            rows = pair.states(name)
+            if not np.isnan(rows).all() and floor.times(level_of_rows(rows), floor.states(pair, name)) > 1:
+                words += f" by {level_of_rows(rows):.2g} of its size, head outputs by rounding: the output projection"
+                found = Finding("weights", "attention output", 1.0, message=words)
+                named = self._by_weights(pair, found)
+                if named is not found or name == "attended":
+                    return named
+        return None
+
+    def _by_weights(self, pair: SitePair, found: Finding) -> Finding:
+        """A difference with no rule that is known, and what weights say of it."""
+        kind, words = weights.find(pair, self.pairs) or (None, "")
+        if not words:
+            return found
+        if kind is None:
+            return replace(found, message=f"{found.message}; {words}")
+        return replace(found, kind=kind, residual=0.0, message=words)
 
     def behind(self, level: float | None) -> Finding | None:
         """What the model gives, where no attention differs."""
@@ -206,6 +240,8 @@ class _Walk:
         rounded = [found for found in own if found.kind == "key_rounding"]
         if rounded:
             return rounded[0]
+        if any(one.kind == "documents" for one in own) and _agree(pair, pair.score_level):
+            return None  # positions start anew in each document: products of pairs that both see are the same
         best, self._second = best_of(pair)
         if _is_equivalent(pair):
             words = "queries and keys differ" if best is None else best.message
@@ -224,7 +260,8 @@ class _Walk:
             return best
         marked = np.maximum(times[0], times[2]) > 1
         heads = pair.heads(marked) if marked.any() else None
-        return Finding("weights", "q and k", 1.0, None, heads, in_words(heads) + vectors.apart(pair))
+        found = Finding("weights", "q and k", 1.0, None, heads, in_words(heads) + vectors.apart(pair))
+        return self._by_weights(pair, found)
 
     def _scores(self, pair: SitePair) -> Finding | None:
         """Attention whose queries were not seen: scores alone."""
@@ -344,8 +381,13 @@ def _is_equivalent(pair: SitePair, scores: np.ndarray | None = None) -> bool:
     """Whether scores (None: final ones) agree though queries and keys do not."""
     if any((pair.a.counts[name] != pair.b.counts[name]).any() for name in ("visible_keys", "first_visible")):
         return False
+    return _agree(pair, pair.score_level if scores is None else scores)
+
+
+def _agree(pair: SitePair, scores: np.ndarray) -> bool:
+    """Whether scores in pairs that both see agree."""
     apart = np.hypot(pair.query_level, pair.key_level.max()) / np.sqrt(pair.a.head_dim)
-    final = (pair.score_level if scores is None else scores) / np.maximum(pair.score_size, 1e-300)
+    final = scores / np.maximum(pair.score_size, 1e-300)
     before = np.maximum(apart, pair.raw_level)
     agree = (floor.times(final, floor.products(pair)) < 1) | (final < MENDED * before)
     return bool(agree.all() and (final < 0.2 * before).any())

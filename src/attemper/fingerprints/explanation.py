@@ -34,6 +34,7 @@ class Explanation:
     Attributes:
         kind: "none", "rounding", "few_tokens", "equivalent", "too_small", "input", "scale", "softcap", "logn",
             "key_shift", "distance_bias", "window", "causality", "padding", "sink", "rotary", "swapped", "not_loaded",
+            "transposed", "order_of_layers", "documents",
             "head_order", "grouping", "key_rounding", "bias", "weights", "values" or "scores" (which differ, by no rule
             that is known), "output" (what is behind the last attention).
         site: name in run a of the first site that differs; None where none does.

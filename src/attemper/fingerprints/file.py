@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
-from attemper.fingerprints.packing import pack, unpack, wide
+from attemper.fingerprints.packing import EXPONENT, pack, unpack, wide
 from attemper.fingerprints.record import (
     ANCHORS,
     COUNTS,
     GRAMS,
     PAIRS,
     PROJECTIONS,
+    SIDE,
     STATISTICS,
     Fingerprint,
     ModelOutput,
     SiteFingerprint,
     final_scores,
     key_numbers,
+    weight_shape,
 )
 from attemper.text import clean_name, count
 
@@ -49,6 +51,8 @@ _VECTORS = ("query", "key")
 """Fields in the run's own type."""
 _HIDDEN = "hidden"
 """Stands in place of ``final`` where that follows from ``raw``: 1 where a pair's key is hidden."""
+_WEIGHTS = "weights."
+"""How the names of weights begin."""
 _FOLLOWING = ("final", "lse")
 """Fields that are left out where they follow from others."""
 _OUTPUT_FACTS = ("name", "width")
@@ -104,6 +108,8 @@ def _pack_site(site: SiteFingerprint, before: str) -> dict[str, np.ndarray]:
         arrays |= pack(before + name, values)
     for name in ("rows", *_VECTORS):
         arrays |= pack(before + name, getattr(site, name), once=False)
+    for name, values in site.weights.items():
+        arrays |= pack(f"{before}{_WEIGHTS}{name}", values, once=False)
     return arrays
 
 
@@ -212,6 +218,11 @@ def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray
     given |= whole | numbers
     given["counts"] = {name: given.pop(name) for name in COUNTS}
     given["statistics"] = {name: given.pop(name) for name in STATISTICS}
+    start = before + _WEIGHTS
+    for key in (key for key in arrays if key.startswith(start) and not key.endswith(EXPONENT)):
+        name, shape = clean_name(key.removeprefix(start)), (len(arrays[key]), 1 + SIDE**2)
+        weight_shape(name)  # refuses another name
+        given.setdefault("weights", {})[name] = unpack(key, arrays, shape)
     site = SiteFingerprint(**given)
     _check_heads(site)
     return site

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attemper.fingerprints import floor
-from attemper.fingerprints.align import align
+from attemper.fingerprints.align import align, other_padding
 from attemper.fingerprints.pair import SitePair, level_of_rows
 from attemper.fingerprints.record import Fingerprint
 
@@ -30,17 +30,19 @@ class SiteLevels:
     rows: int
 
 
-STAGES = ("residual", "input", "q and k", "final score", "head output")
+STAGES = ("residual", "input", "q and k", "final score", "head output", "attention output")
 """Stages that round."""
 
 
 def levels(a: Fingerprint, b: Fingerprint) -> list[SiteLevels]:
-    """Every site of both, in the order in which they ran.
+    """Every site of both, in the order in which they ran; none where one of them shows padding, and rows are others.
 
     Raises:
         InputError: as :func:`attemper.explain`.
     """
     found, before = [], floor.Before()
+    if other_padding(a, b) is not None:
+        return found
     for pair in align(a, b):
         floor.enter(pair, before)
         found.append(_of(pair, floor.residual(before, pair.eps)))
@@ -55,6 +57,7 @@ def _of(pair: SitePair, before: float) -> SiteLevels:
         "q and k": None,
         "final score": None,
         "head output": None,
+        "attention output": _times(pair.states("attended"), floor.states(pair, "attended")),
     }
     if pair.vectors:
         vector, product = floor.vectors(pair), floor.products(pair)

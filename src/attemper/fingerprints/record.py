@@ -27,6 +27,8 @@ ANCHORS = len(VECTOR_ROWS)
 """Vectors of the first sequence, at ``VECTOR_ROWS``, with which inner products are kept."""
 GRAMS = ("residual", "attended", "change")
 """What inner products are kept of."""
+SIDE = 6
+"""Projections on each side of a weight."""
 ROWS = 32
 """Rows that are kept, by default."""
 
@@ -74,6 +76,8 @@ class SiteFingerprint:
         grams: [R, GRAMS, 2, 1 + ANCHORS] float32: of these and of what enters the block, the norm, and inner products
             with the directions of ``ANCHORS`` vectors of the first sequence; as they are, and less the mean of
             features. A rotation leaves them as they are.
+        weights: name and shape, as "q_proj.weight [128, 96]", of each weight around the site -> [1 + blocks,
+            1 + SIDE^2] float32, of all and of each ``head_dim`` rows: norm, and products with signs on both sides.
         kept_heads: numbers of the heads that were kept, all that read the same keys together; None for all.
         width: features of what enters the block.
 
@@ -110,6 +114,7 @@ class SiteFingerprint:
     grams: np.ndarray
     kept_heads: tuple[int, ...] | None = None
     width: int | None = None
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -150,7 +155,7 @@ class Fingerprint:
         lengths: tokens of each sequence, without padding.
         sites: in the order in which they ran.
         skipped: name of a site that was seen and could not be read -> the reason.
-        about: date, type of the weights, versions.
+        about: date, type of the weights, versions; ``given``, a hash of the token ids with padding.
         output: what the model gives; None where that was not seen, as in files of before version 3.
     """
 
@@ -178,6 +183,16 @@ class Fingerprint:
     def __repr__(self) -> str:
         rows = max((len(site.rows) for site in self.sites), default=0)
         return f"Fingerprint({self.model}: {counts(site=len(self.sites), row=rows, sequence=len(self.lengths))})"
+
+
+def weight_shape(name: str) -> tuple[int, int]:
+    """Rows and columns of a weight by its name.
+
+    Raises:
+        ValueError: they do not stand there.
+    """
+    rows, columns = name.rpartition("[")[2].rstrip("]").split(", ")
+    return int(rows), int(columns)
 
 
 def chosen_sequences(sequences: int, rows: int) -> dict[int, int]:

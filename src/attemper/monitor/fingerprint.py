@@ -22,6 +22,7 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.fingerprint_output import OutputRows
 from attemper.monitor.fingerprint_rows import SeenAttention
 from attemper.monitor.fingerprint_site import CallRows, SiteRows
+from attemper.monitor.fingerprint_weights import weights_of
 from attemper.monitor.forward import observation, run
 from attemper.monitor.model import check_model, date_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
@@ -93,6 +94,7 @@ def fingerprint(
     lengths = () if own is None else tuple(own.lengths)
     hashed = _hash(listed)
     about = {key: part for key, part in provenance(model, date_of(time.time())).items() if part is not None}
+    about["given"] = _hash(listed, whole=True)
     return Fingerprint(name or title(model), hashed, lengths, sites, skipped, about, collector.output())
 
 
@@ -190,10 +192,12 @@ class FingerprintCollector(Collector):
     def _add_rows(self, name: str, rows: CallRows, precision: str) -> None:
         key = name, rows.kind
         if key not in self.found:
-            angles = _inv_freq(self._model, name, rows.shape[2])
-            self.found[key] = SiteRows.of(
-                name, len(self.found), rows, self._heads, inv_freq=angles, matmul_precision=precision
-            )
+            facts = {
+                "inv_freq": _inv_freq(self._model, name, rows.shape[2]),
+                "matmul_precision": precision,
+                "weights": weights_of(self._model, name, rows.shape[2], rows.facts["dtype"]),
+            }
+            self.found[key] = SiteRows.of(name, len(self.found), rows, self._heads, **facts)
         if not self.found[key].add(rows):
             self.skipped[name] = "its heads or their size change from batch to batch"
 
@@ -309,14 +313,14 @@ def _ids(batch: Any) -> tuple[Tensor | None, Tensor | None]:
     return next(whole, None), None
 
 
-def _hash(batches: Iterable[Any]) -> str | None:
-    """A hash of the token ids of every sequence, padding left out; None where there are no ids."""
+def _hash(batches: Iterable[Any], *, whole: bool = False) -> str | None:
+    """A hash of the token ids of every sequence, padding left out unless ``whole``; None where there are no ids."""
     rows: list[Tensor] = []
     for batch in batches:
         ids, mask = _ids(batch)
         if ids is None:
             return None
-        masked = mask is not None and mask.shape == ids.shape
+        masked = mask is not None and mask.shape == ids.shape and not whole
         rows += [row[mask[number].bool()] if masked and mask is not None else row for number, row in enumerate(ids)]
     return hash_of_tokens(rows)
 

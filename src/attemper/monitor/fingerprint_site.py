@@ -119,7 +119,7 @@ class SiteRows:
 
         Args:
             asked: numbers of the heads to keep; None for all.
-            facts: ``inv_freq`` and ``matmul_precision``.
+            facts: ``inv_freq``, ``matmul_precision`` and ``weights``.
 
         Raises:
             InputError: it has no head of such a number.

@@ -20,11 +20,12 @@ def find(pair: SitePair) -> list[Finding]:
     if not differs.any():
         return []
     heads = pair.heads(differs.any(1))
-    found = [cause(pair, differs) for cause in (_padding, _causality, _window, _lost_tokens)]
+    found = [cause(pair, differs) for cause in (_padding, _causality, _window, _documents, _lost_tokens)]
     named = sorted((one for one in found if one is not None), key=lambda one: one[0])
     if not named:
         return [Finding("scores", STAGE, 1.0, None, heads, "rows see other keys, by no rule that is known", own=True)]
     residual, kind, value, before, words = named[0]
+    value, before = (None, None) if residual else (value, before)  # a number stands only where it predicts
     return [Finding(kind, STAGE, residual, value, heads, in_words(heads) + words, before, own=True)]
 
 
@@ -109,6 +110,23 @@ def _size(first: np.ndarray, places: np.ndarray, moved: np.ndarray) -> int | Non
         return None
     sizes = (np.broadcast_to(places, first.shape) - first + 1)[begun]
     return int(np.median(sizes))
+
+
+def _documents(pair: SitePair, differs: np.ndarray) -> _Named | None:
+    """Rows of one run see less: keys of a stretch of their sequence alone, and stretches do not overlap."""
+    which, places, mark = pair.a.rows[:, 0], pair.places, differs.any(0)
+    for run, site, other in (("b", pair.b, pair.a), ("a", pair.a, pair.b)):
+        first, last = site.counts["first_visible"], site.counts["last_visible"]
+        whole = (site.counts["visible_keys"] == last - first + 1) & (first <= places) & (places <= last)
+        less = (first >= other.counts["first_visible"]) & (last <= other.counts["last_visible"])
+        begins = (first[:, mark][:, 1:] != first[:, mark][:, :-1]) & (which[mark][1:] == which[mark][:-1])
+        apart = (first[:, mark][:, 1:] > last[:, mark][:, :-1])[begins].all()
+        # Rows before the first stretch tell it from padding.
+        starts = {number: first[:, mark & (which == number)].min() for number in set(which[mark].tolist())}
+        earlier = any(place < starts.get(number, 0) for number, place in pair.a.rows[~mark].tolist())
+        if pair.a.kind == "self" and whole.all() and less.all() and apart and (begins.any() or earlier):
+            return 0.0, "documents", None, None, f"run {run} hides other documents of a sequence, the other shows them"
+    return None
 
 
 def _lost_tokens(pair: SitePair, differs: np.ndarray) -> _Named | None:

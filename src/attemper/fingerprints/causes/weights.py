@@ -1,0 +1,108 @@
+"""What the weights of a site say, where what it computes differs: another layer's, transposed, moved, not loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from attemper.fingerprints.finding import short
+from attemper.fingerprints.pair import SitePair
+from attemper.fingerprints.record import SIDE, weight_shape
+
+SAME = 0.1
+"""Weights are the same if their sketches differ by at most so much: rounding to few bits does less, chance never."""
+Weights = Mapping[str, np.ndarray]
+Marks = Mapping[str, np.ndarray]
+"""Name -> which blocks of rows differ."""
+Said = tuple[str | None, str]
+"""Kind, None where none is known, and words."""
+
+
+def find(pair: SitePair, pairs: Sequence[SitePair]) -> Said | None:
+    """What weights that differ by more than rounding are; None where none does, or a file does not say."""
+    a, b = pair.a.weights, pair.b.weights
+    limit = max(8 * pair.eps, 1e-5)
+    marks = {name: _apart(a[name], b[name])[1:] > limit for name in a if name in b and a[name].shape == b[name].shape}
+    marks = {name: mark for name, mark in marks.items() if mark.any()}
+    if not marks:
+        return None
+    return _of_layer(pair, pairs, marks) or _transpose(a, b, marks) or _elsewhere(a, b, marks) or _new(a, b, marks)
+
+
+def _apart(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    """How far sketches [..., 1 + SIDE^2] are apart, relative to the larger."""
+    one, two = one[..., 1:].astype(np.float64), two[..., 1:].astype(np.float64)
+    size = np.maximum(np.linalg.norm(one, axis=-1), np.linalg.norm(two, axis=-1))
+    return np.linalg.norm(two - one, axis=-1) / np.maximum(size, 1e-300)
+
+
+def _of_layer(pair: SitePair, pairs: Sequence[SitePair], marks: Marks) -> Said | None:
+    for other in pairs:
+        for run, own, its in (("b", pair.b, other.a), ("a", pair.a, other.b)):
+            both = [(own.weights[name], its.weights.get(name, np.zeros(0))) for name in marks]
+            same = all(one.shape == two.shape and (_apart(one, two) <= SAME).all() for one, two in both)
+            if other is not pair and same:
+                return "order_of_layers", f"{', '.join(marks)} of run {run} are those of {its.name} in the other run"
+    return None
+
+
+def _transpose(a: Weights, b: Weights, marks: Marks) -> Said | None:
+    for name in marks:
+        rows, columns = weight_shape(name)
+        turned = np.concatenate((a[name][0, :1], a[name][0, 1:].reshape(SIDE, SIDE).T.ravel()))
+        if rows != columns or _apart(turned, b[name][0]) > SAME:
+            return None
+    return "transposed", f"{', '.join(marks)} of run b is that of run a transposed"
+
+
+def _elsewhere(a: Weights, b: Weights, marks: Marks) -> Said | None:
+    """Rows of one run that stand elsewhere in the other: in each other's place, or once more in the place of others."""
+    found = {"b": _sources(b, a, marks), "a": _sources(a, b, marks)}
+    for run, names in found.items():
+        if names and all(found.values()):
+            words = ", ".join(f"{name} of run b is {source} of run a" for name, source in names.items())
+            return "head_order" if all(one == two for one, two in names.items()) else "swapped", words
+        if names:
+            return "not_loaded", ", ".join(f"in run {run} {name} is {source}" for name, source in names.items())
+    return None
+
+
+def _sources(own: Weights, others: Weights, marks: Marks) -> dict[str, str]:
+    """Name -> the weight of the other run that has the same rows in some order; none where rows are not found."""
+    every = [(name, block) for name, blocks in others.items() for block in blocks[1:]]
+    found: dict[str, str] = {}
+    for name, mark in marks.items():
+        for block, twin in zip(own[name][1:][mark], others[name][1:][mark], strict=True):
+            source = next((where for where, other in every if _apart(block, other) <= SAME), None)
+            if source is None or _apart(block, twin) <= SAME:
+                return {}
+            found[name] = source
+    return found
+
+
+def _new(a: Weights, b: Weights, marks: Marks) -> Said:
+    """How far weights are apart; and whether one run's look as they were drawn, of which the other's know nothing."""
+    said, every = [], True
+    for name, mark in marks.items():
+        one, two = (part[name][1:][mark].astype(np.float64) for part in (a, b))
+        x, y = one[:, 1:].ravel(), two[:, 1:].ravel()
+        norms = [float(np.linalg.norm(part[:, 0])) for part in (one, two)]
+        like = float((x * y).sum() / max(np.linalg.norm(x) * np.linalg.norm(y), 1e-300))
+        some = "" if mark.all() else f", blocks {', '.join(map(str, np.flatnonzero(mark)[:8]))} of {len(mark)},"
+        apart = np.linalg.norm(y - x) / max(np.linalg.norm(x), np.linalg.norm(y), 1e-300)
+        words = f"{name}{some} differs by {apart:.2g} of its size (correlation {like:.2f}"
+        said.append(f"{words}, {short(norms[1] / max(norms[0], 1e-300))} times as large in run b)")
+        drawn = [run for run, part in (("a", one), ("b", two)) if _is_drawn(name, part[:, 0], len(mark))]
+        every &= bool(drawn) and abs(like) < 4 / np.sqrt(len(x))
+        said[-1] += f", looks newly initialised in run {' and '.join(drawn)}" if every else ""
+    return "not_loaded" if every else None, "; ".join(said)
+
+
+def _is_drawn(name: str, norms: np.ndarray, blocks: int) -> bool:
+    """Whether weights spread as initialisers have it, or are all 0, by the norms of some of their blocks."""
+    rows, columns = weight_shape(name)
+    count = rows * columns * len(norms) / blocks
+    spread = float(np.linalg.norm(norms)) / count**0.5
+    known = np.array([0.02, (3 * columns) ** -0.5, columns**-0.5, (2 / columns) ** 0.5, (2 / (rows + columns)) ** 0.5])
+    return spread == 0 or bool((np.abs(spread / known - 1) < 3 / (2 * count) ** 0.5 + 0.002).any())

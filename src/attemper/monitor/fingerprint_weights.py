@@ -1,0 +1,57 @@
+"""Sketches of the weights of an attention, by which one is told to be another's, transposed, or as it was drawn."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attemper.fingerprints.packing import round_rows
+from attemper.fingerprints.record import SIDE, projection
+from attemper.monitor.fingerprint_site import WIDE
+from attemper.sites.names import class_name
+from attemper.sites.sharded import is_dtensor
+
+_AREA = re.compile(r"^(?:.*\.)?\d+\.[^.]+")
+"""What stands directly in a block, a number in a list: all of an attention, its output projection too."""
+
+
+def weights_of(model: nn.Module, name: str, size: int, dtype: str) -> dict[str, np.ndarray]:
+    """``SiteFingerprint.weights`` of a site with heads of that size, whose run has that type. A weight of several
+    squares, as of queries, keys and values, is as many weights.
+    """
+    area = _AREA.match(name)
+    try:
+        module = model.get_submodule(area[0] if area else name.partition("#")[0])
+    except AttributeError:
+        return {}  # a tap, whose name is no module's
+    found = {}
+    for path, part in module.named_modules():
+        for last, weight in part.named_parameters(recurse=False):
+            if weight.dim() != 2 or not weight.is_floating_point() or weight.is_meta or is_dtensor(weight):
+                continue
+            kept = weight.detach().T if class_name(part) == "Conv1D" else weight.detach()
+            rows, columns = kept.shape
+            parts = kept.split(columns) if rows > columns > 1 and rows % columns == 0 else (kept,)
+            for number, square in enumerate(parts):
+                which = f" {number + 1} of {len(parts)}" if len(parts) > 1 else ""
+                sketch = _sketch(square.float(), size)
+                key = f"{path}.{last}".lstrip(".") + f"{which} {list(square.shape)}"
+                found[key] = sketch if dtype in WIDE else round_rows(sketch)
+    return found
+
+
+def _sketch(weight: Tensor, size: int) -> np.ndarray:
+    """[1 + blocks, 1 + SIDE^2] of a weight [out, in]."""
+    rows, columns = weight.shape
+    blocks = rows // size if rows % size == 0 else 1
+    read, norms = weight @ _signs(columns, weight), weight.reshape(blocks, -1).norm(dim=1)
+    whole, each = _signs(rows, weight).T @ read, _signs(rows // blocks, weight).T @ read.view(blocks, -1, SIDE)
+    norms = torch.cat((norms.norm()[None], norms))
+    return torch.cat((norms[:, None], torch.cat((whole[None], each)).flatten(1)), 1).cpu().numpy()
+
+
+def _signs(count: int, like: Tensor) -> Tensor:
+    return torch.from_numpy(projection(count)[:, :SIDE]).to(like.device)
