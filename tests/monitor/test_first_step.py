@@ -215,8 +215,9 @@ def test_a_site_whose_heads_change_between_passes_of_the_first_step_is_skipped()
         fewer.heads = 2
         passes(model, 1)
         with pytest.warns(
-            UserWarning, match=r"1 part of Stack was not measured:\n  layers\.0: it had 4 heads and then 2"
+            UserWarning,
+            match=r"1 part of Stack was not measured:\n  layers\.0: its number of heads changed from 4 to 2",
         ):
             watch.step()
     assert [site.name for site in watch.table().sites] == ["layers.1"]
-    assert "it had 4 heads and then 2" in watch.table().skipped[0].reason
+    assert "its number of heads changed from 4 to 2" in watch.table().skipped[0].reason

@@ -209,7 +209,9 @@ def test_another_number_of_heads_makes_the_site_skipped_and_training_goes_on() -
     with attemper.watch(model) as watch:
         model(X)
         model(X[:1])
-        with pytest.warns(UserWarning, match="nothing was measured in the first step.*\n.*it had 2 heads and then 1"):
+        with pytest.warns(
+            UserWarning, match="nothing was measured in the first step.*\n.*its number of heads changed from 2 to 1"
+        ):
             watch.step()
         model(X)
         model(X[:1])

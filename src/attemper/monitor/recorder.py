@@ -23,6 +23,7 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.model import configuration, provenance, versions
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.sample import sample_of
+from attemper.monitor.schedule import Schedule
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Transfer
 from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
@@ -334,13 +335,15 @@ class Recorder:
                 reasons.setdefault(name, UNSEEN)
         return reasons
 
-    def note_unnumbered(self, last: int, step: int) -> str:
-        """Keeps that from this step on the loop has given no numbers; what to say of it."""
-        assert self._writer is not None
-        assert self._store is not None
-        name = clean_name(self._store.last_name)
+    def unnumbered(self, schedule: Schedule) -> str | None:
+        """What to say once where a stored run goes on and the loop has given no number; it is kept in the run."""
+        last, step = schedule.last, self.first_put
+        if self._store is None or self._writer is None or last is None or step is None or schedule.numbered:
+            return None
+        schedule.numbered = True
         with self._earlier() as ranks:
             self._writer.describe({UNNUMBERED: [*ranks.about.get(UNNUMBERED, ()), step]})
+        name = clean_name(self._store.last_name)
         return (
             f"{name} holds a run up to step {last}, which goes on: this sample gets step {step}, since the loop gave "
             f"no number. For a new training pass store=attemper.Store({name!r}, new=True), or another folder; from a "

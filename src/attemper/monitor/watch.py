@@ -21,15 +21,7 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.merged_recorder import MergedRecorder, new_recorder
-from attemper.monitor.model import (
-    NOT_RUN,
-    check_model,
-    date_of,
-    device_of,
-    provenance,
-    unseen_normalizers,
-    why_not_all,
-)
+from attemper.monitor.model import NOT_RUN, check_model, date_of, device_of, provenance, unseen_normalizers, why_not_all
 from attemper.monitor.options import NO_ALARMS, WatchOptions
 from attemper.monitor.recorder import UNSEEN, RunView, about
 from attemper.monitor.reduction import reduction_of
@@ -200,10 +192,11 @@ class Watch(TapReceiver, RunView):
         self._open.close()
         self._record()
         self._keep_passes()
-        said = self._news(due=self.passes > 0) if self._recorder.is_stored else ()
-        quietly(lambda _: self._recorder.close())(self)
-        for one in said:
-            warnings.warn(f"attemper: {one}", stacklevel=2)
+        try:
+            if self._recorder.is_stored:
+                self._tell(due=self.passes > 0)
+        finally:
+            quietly(lambda _: self._recorder.close())(self)
 
     def __del__(self) -> None:
         if hasattr(self, "_recorder"):
@@ -233,28 +226,20 @@ class Watch(TapReceiver, RunView):
             self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
             self._record()
         ran, self._ended_passes = self.passes > self._ended_passes, self.passes
-        for one in self._news(due=self._schedule.sampled and (ran or self.steps > 1)):
-            warnings.warn(f"attemper: {one}", stacklevel=2)
+        self._tell(due=self._schedule.sampled and (ran or self.steps > 1))
 
-    def _news(self, *, due: bool) -> list[str]:
-        """What is said once: what the first sampled step does not show, and that a run goes on without numbers of the
-        loop. ``due``: whether a model without a site is told now.
+    def _tell(self, *, due: bool) -> None:
+        """Says once what the first sampled step does not show (``due``: also if that is all), and that a run goes
+        on without numbers of the loop.
         """
-        said = (None if self._told else self._unseen(due), self._unnumbered())
-        return [one for one in said if one is not None]
-
-    @quietly
-    def _unnumbered(self) -> str | None:
-        last, first = self._schedule.last, self._recorder.first_put
-        if last is None or first is None or self._schedule.numbered or not self._recorder.is_stored:
-            return None
-        self._schedule.numbered = True  # once
-        return self._recorder.note_unnumbered(last, first)
+        for said in (self._unseen(due), quietly(lambda _: self._recorder.unnumbered(self._schedule))(self)):
+            if said is not None:
+                warnings.warn(f"attemper: {said}", stacklevel=3)
 
     @quietly
     def _unseen(self, due: bool) -> str | None:
         seen = self._collector.seen_sites
-        if not seen and not due:
+        if self._told or not (seen or due):
             return None
         self._told = True
         skipped = self._recorder.unread(seen)
@@ -403,8 +388,7 @@ class Watch(TapReceiver, RunView):
             self._record()
         if self._holding and self.passes >= MOST_PASSES:
             self._keep_passes()
-            for one in self._news(due=True):
-                warnings.warn(f"attemper: {one}", stacklevel=2)
+            self._tell(due=True)
         self._inside, self._raising = True, sys.exc_info()[1]
         if tap_buffers.is_raised(self) != self.sampling:
             self._switch_taps()
