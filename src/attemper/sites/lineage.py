@@ -1,8 +1,4 @@
-"""What becomes of the outputs of attention, up to the next layer: two that are subtracted are no map for each head.
-
-Memory that holds an output is marked with the module that attended. Marks go through every function but products with
-parameters.
-"""
+"""What becomes of the outputs of attention, up to the next layer: two that are subtracted are no map for each head."""
 
 from __future__ import annotations
 
@@ -17,31 +13,29 @@ FACTOR = "its softmaxes are multiplied with each other (landmarks): none of them
 DIFFERENCE = "what its softmaxes give is subtracted (differential attention): weights of a head are no distribution"
 _SUBTRACTIONS = functions("sub", "__sub__", "__rsub__", "rsub", "subtract", "sub_", "subtract_", "__isub__")
 
-Modules = frozenset[nn.Module]
-
 
 class Lineage:
-    """Which memory of a forward pass is made of outputs of attention."""
+    """Which memory of a forward pass is made of outputs of attention, and of which modules."""
 
     def __init__(self) -> None:
-        self._made: dict[StorageWeakRef | None, Modules] = {}
+        self._made: dict[StorageWeakRef | None, frozenset[nn.Module]] = {}
 
     def mark(self, output: Any, module: nn.Module) -> None:
         """Notes what an attention of ``module`` gave."""
-        memory = memory_of(output)
-        if memory is not None:
-            self._made[memory] = frozenset((module,))
+        self._made[memory_of(output)] = frozenset((module,))
+        self._made.pop(None, None)
 
-    def follow(self, call: FunctionCall) -> Modules:
+    def follow(self, call: FunctionCall) -> frozenset[nn.Module]:
         """Notes what a function has made of outputs. Returns the modules whose outputs it subtracts."""
         given = [part for part in call.tensors() if part.is_floating_point()] if self._made else []
         made = [self._made.get(memory_of(part), frozenset[nn.Module]()) for part in given]
-        if not any(made) or _is_layer(call):
+        found = product(call) if any(made) else None
+        if not any(made) or call.func in LAYERS or (found and any(map(is_weight, found.operands))):
             return frozenset()
         every = frozenset[nn.Module]().union(*made)
         for part in call.result if isinstance(call.result, (tuple, list)) else (call.result,):
-            if (memory := memory_of(part)) is not None:
-                self._made.setdefault(memory, every)
+            self._made.setdefault(memory_of(part), every)
+        self._made.pop(None, None)
         alike = len(given) == 2 and given[0].shape == given[1].shape and all(made)
         return every if alike and call.func in _SUBTRACTIONS else frozenset()
 
@@ -52,8 +46,3 @@ def memory_of(tensor: Any) -> StorageWeakRef | None:
         return StorageWeakRef(getattr(tensor, "_local_tensor", tensor).untyped_storage())
     except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, inside torch.func, or without memory
         return None
-
-
-def _is_layer(call: FunctionCall) -> bool:
-    found = product(call)
-    return call.func in LAYERS or (found is not None and any(map(is_weight, found.operands)))

@@ -21,7 +21,7 @@ from attemper.call.packing import Packing
 from attemper.call.result import AttentionStats
 from attemper.call.spans import Spans
 from attemper.errors import InputError
-from attemper.sites.identity import Places
+from attemper.sites.identity import Places, note_output
 from attemper.sites.identity import places as memory_of
 from attemper.sites.padding import CallContext
 
@@ -228,6 +228,7 @@ def report(
     with mark_reported(), torch.no_grad():
         try:
             module = observers[0].running() if site is None else site
+            note_output(output, module)
             given = (*args[:2], *(kwargs[name] for name in ("query", "key", "q", "k") if name in kwargs))
             places = places | memory_of(given)
             call = reader(module, *args, **kwargs)

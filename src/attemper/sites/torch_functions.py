@@ -48,7 +48,6 @@ from attemper.sites.observation import (
     heads_of,
     mark_reported,
     mask_like,
-    present,
     report,
 )
 from attemper.sites.padding import hides
@@ -109,8 +108,6 @@ class AttentionMode(TorchFunctionMode):
         with torch._C.DisableTorchFunction(), torch.no_grad():
             value, output = _value_and_output(func, given, result)
             report(_of_tokens(_readable(reader), self._axes), (), given, value=value, output=output)
-            if func is F.scaled_dot_product_attention:
-                self.origins.lineage.mark(result, present()[0].running())
 
     def _follow(self, call: FunctionCall) -> None:
         """Reports a softmax by hand where its weights meet values, and modules whose calls are no map for each head."""

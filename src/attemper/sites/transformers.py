@@ -321,7 +321,6 @@ class _Reporting:
         made = result[0] if isinstance(result, tuple) else result
         output = made.transpose(1, 2) if isinstance(made, Tensor) and made.dim() == 4 else None
         report(reader, (), given, module, places((query, key)), value=value, output=output)
-        note_output(made, module)
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
