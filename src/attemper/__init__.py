@@ -138,6 +138,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
+        if not name.startswith("_"):
+            import json
+            from pathlib import Path
+
+            lines = json.loads(Path(__file__).with_name("article_names.json").read_text("utf-8"))
+            if name in lines:
+                raise AttributeError(f"attemper has no {name}; write {lines[name]}", name=name)
         # With both, Python's traceback names the nearest public name.
         raise AttributeError(f"module 'attemper' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = import_module(_HOMES[name])

@@ -99,7 +99,7 @@ def layerwise(num_layers: int, low: float, high: float, shape: str = "linear") -
 
     - "linear": low + (high - low) x;
     - "u": low + (high - low) (2x - 1)^2: the ends at ``high``, the middle at ``low``;
-    - "exponential": low (high / low)^x: equal ratios from layer to layer.
+    - "exponential", or "exp": low (high / low)^x: equal ratios from layer to layer.
 
     Args:
         num_layers: at least 1; a single layer takes ``low``, in a "u" ``high``.
@@ -116,6 +116,7 @@ def layerwise(num_layers: int, low: float, high: float, shape: str = "linear") -
     if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
         raise InputError(f"layerwise(num_layers=...) must be an int of at least 1, got {num_layers!r}.")
     low, high = (_positive("layerwise", name, value) for name, value in (("low", low), ("high", high)))
+    shape = "exponential" if shape == "exp" else shape
     one_of("layerwise(shape=...)", shape, ("linear", "u", "exponential"))
     places = [layer / max(num_layers - 1, 1) for layer in range(num_layers)]
     if shape == "linear":

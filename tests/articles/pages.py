@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -48,6 +49,12 @@ ARTICLE = Text(
     "`article` 是把片段当作模块、补上它漏掉的 import 之后的样子。每个片段都从 `torch.manual_seed(0)` 开始。需要小"
     "模型时，`model` 和 `tokens` 是这样来的：",
 )
+NAMES = json.loads((ROOT / "src" / "attemper" / "article_names.json").read_text("utf-8"))
+NAMES_SAY = Text(
+    "What the articles define, and what to write instead; as an attribute of attemper each name says so itself:",
+    "文章里定义的名称，以及在这里应当怎样写；把这些名称当作 attemper 的属性来用，报错也会这样提示：",
+)
+NAMES_HEAD = Text("| in the articles | here |", "| 文章里 | 在这里 |")
 HEAD = Text("| snippet | as printed | what comes of it | here |", "| 片段 | 照原样运行 | 结果如何 | 在 attemper 里 |")
 RUNS = Text("runs", "能运行")
 AN_ERROR = re.compile(r"^\w+Error: ")
@@ -69,12 +76,19 @@ SHOW_RESTORED = Text("as printed, line breaks put back", "原文（仅恢复换�
 def page(language: str) -> str:
     """The whole page in one language."""
     parts = [
-        f"# {TITLE.of(language)}", OTHER.of(language), *(text.of(language) for text in INTRO), _code(PREAMBLE),
+        f"# {TITLE.of(language)}", OTHER.of(language), NAMES_SAY.of(language), names_table(language),
+        *(text.of(language) for text in INTRO), _code(PREAMBLE),
         ARTICLE.of(language), _code(MODEL),
     ]  # fmt: skip
     for document in DOCUMENTS:
         parts += _document(document, language)
     return "\n\n".join(_wrapped(part, language) for part in parts) + "\n"
+
+
+def names_table(language: str) -> str:
+    """The names that the articles define, as the library's own table has them."""
+    rows = (f"| `{name}` | `{line}` |" for name, line in NAMES.items())
+    return "\n".join((NAMES_HEAD.of(language), "|---|---|", *rows))
 
 
 def _wrapped(part: str, language: str) -> str:
