@@ -26,8 +26,7 @@ from attemper.text import clean_name
 OWN: tuple[Callable[[SitePair], list[Finding]], ...] = (
     masks.find,
     scores.find,
-    lambda pair: _some(vectors.key_rounding(pair) if pair.vectors else None),
-    lambda pair: _some(outputs.inside(pair)),
+    lambda pair: [one for one in (vectors.key_rounding(pair) if pair.vectors else None, outputs.inside(pair)) if one],
 )
 """What each run shows by itself: exact, whatever came before it."""
 VECTORS: tuple[Callable[[SitePair], Iterable[Finding]], ...] = (
@@ -91,10 +90,6 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
     level = equivalence.output_level(a.output, b.output)
     found = walk.behind(level)
     return walk.without_cause(level) if found is None else walk.explanation(pairs[-1], found)
-
-
-def _some(found: Finding | None) -> list[Finding]:
-    return [] if found is None else [found]
 
 
 def _own(pair: SitePair) -> list[Finding]:

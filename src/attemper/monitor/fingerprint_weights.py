@@ -47,11 +47,7 @@ def _sketch(weight: Tensor, size: int) -> np.ndarray:
     """[1 + blocks, 1 + SIDE^2] of a weight [out, in]."""
     rows, columns = weight.shape
     blocks = rows // size if rows % size == 0 else 1
-    read, norms = weight @ _signs(columns, weight), weight.reshape(blocks, -1).norm(dim=1)
-    whole, each = _signs(rows, weight).T @ read, _signs(rows // blocks, weight).T @ read.view(blocks, -1, SIDE)
-    norms = torch.cat((norms.norm()[None], norms))
-    return torch.cat((norms[:, None], torch.cat((whole[None], each)).flatten(1)), 1).cpu().numpy()
-
-
-def _signs(count: int, like: Tensor) -> Tensor:
-    return torch.from_numpy(projection(count)[:, :SIDE]).to(like.device)
+    own, each, read = (torch.from_numpy(projection(n)[:, :SIDE]).to(weight) for n in (rows, rows // blocks, columns))
+    read, norms = weight @ read, weight.reshape(blocks, -1).norm(dim=1)
+    numbers = torch.cat(((own.T @ read)[None], each.T @ read.view(blocks, -1, SIDE))).flatten(1)
+    return torch.cat((torch.cat((norms.norm()[None], norms))[:, None], numbers), 1).cpu().numpy()

@@ -7,8 +7,6 @@ the kept mass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words, short
@@ -27,15 +25,9 @@ def find(pair: SitePair) -> list[Finding]:
     return [found for cause in (_multiplier, _softcap, _bias, _sink) if (found := cause(pair)) is not None]
 
 
-def multipliers(site: SiteFingerprint) -> np.ndarray:
-    """[H, R]: scale / T of each row; fitted where the run tells only its scores."""
-    given = site.statistics["multiplier"].astype(np.float64)
-    return given if not np.isnan(given).any() else np.full_like(given, np.nan)
-
-
 def _multiplier(pair: SitePair) -> Finding | None:
     """One factor is a scale, one that grows with the place log n."""
-    one, two = multipliers(pair.a), multipliers(pair.b)
+    one, two = (site.statistics["multiplier"].astype(np.float64) for site in (pair.a, pair.b))
     if np.isnan(one).any() or np.isnan(two).any() or not (one != 0).all():
         return None
     ratio = two / one
@@ -217,6 +209,3 @@ def _sink(pair: SitePair) -> Finding | None:
     words = f"{in_words(heads)}the sink of run b is {said} above that of run a"
     words += "" if value is not None else ", head by head"
     return Finding("sink", "kept mass", 0.0, value, heads, words, own=True)
-
-
-CAUSES: tuple[Callable[[SitePair], Finding | None], ...] = (_multiplier, _softcap, _bias, _sink)

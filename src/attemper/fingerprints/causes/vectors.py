@@ -36,7 +36,7 @@ def factor_of_products(pair: SitePair) -> Iterator[Finding]:
     if not marked.any():
         return
     heads, value = pair.heads(marked), float(np.median(mean[marked]))
-    sizes = [_length(*vectors) for vectors in (pair.query, pair.key)]
+    sizes = [float((a * b).sum() / max((a * a).sum(), 1e-300)) for a, b in (pair.query, pair.key)]
     words = f"{in_words(heads)}q.k of run b is {short(value)} times that of run a"
     if heads is None and all(abs(one - 1) > 1e-3 for one in sizes) and abs(sizes[0] / sizes[1] - 1) < 0.02:
         words += (
@@ -53,7 +53,8 @@ def factor_of_products(pair: SitePair) -> Iterator[Finding]:
         said = ", ".join(map(short, mean[marked][:8]))
         words = f"{in_words(heads)}q.k of run b is {said} times that of run a, head by head"
         found.append((Finding("scale", STAGE, 1.0, None, heads, words), np.repeat(mean[:, None], c.shape[1], 1)))
-    noise = _noise_of_others(rest / size.sum(1), marked) * size[marked].sum()
+    others = (rest / size.sum(1))[~marked]  # what a factor leaves where there is none
+    noise = float(np.median(others)) * size[marked].sum() if len(others) else 0.0
     total = max(min((weight * part**2)[marked].sum() for part in (b - a, a, b)), 1e-300)
     for one, factors in found:
         factors = np.where(marked[:, None], factors, 1.0)
@@ -71,11 +72,6 @@ def _reproduces(pair: SitePair, factors: np.ndarray) -> bool:
     )
     relative = rest / np.maximum(np.minimum(np.abs(factors) * one, two), 1e-9 * (one + two) + 1e-30)
     return max(map(level_of_rows, relative)) <= REPRODUCED * floor.MARGIN * floor.products(pair)
-
-
-def _noise_of_others(rest: np.ndarray, marked: np.ndarray) -> float:
-    """What a factor leaves of heads, [H] relative to their products, where they have none: their median."""
-    return float(np.median(rest[~marked])) if not marked.all() else 0.0
 
 
 def _weights(pair: SitePair) -> np.ndarray:
@@ -107,10 +103,6 @@ FEWEST = 3
 """Heads by which the variance of a pair can be told."""
 SURE = 6.0
 """Standard errors that a factor must be away from 1."""
-
-
-def _length(a: np.ndarray, b: np.ndarray) -> float:
-    return float((a * b).sum() / max((a * a).sum(), 1e-300))
 
 
 def head_order(pair: SitePair) -> Iterator[Finding]:
