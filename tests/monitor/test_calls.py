@@ -211,7 +211,7 @@ def test_names_numbers_rows_and_modes_are_the_same_in_compiled_code() -> None:
 
 
 def test_a_tap_in_front_of_the_registry_is_one_site_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("attemper.integrations.transformers")
     from transformers.models.llama import modeling_llama
 
     from tests.monitor.tiny_models import TINY, inputs
