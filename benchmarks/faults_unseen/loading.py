@@ -89,7 +89,7 @@ def unloaded_last_output(subject: Subject) -> Expect:
     """No attention runs behind it: only the model's output tells."""
     block = subject.blocks[-1]
     initial(subject, block.weight("o"), "normal")
-    outside = [(kind, "fair", (block.site, "None")) for kind in ("input", "weights", "values")]
+    outside = [(kind, "fair", (block.site, "None")) for kind in ("input", "output", "weights", "values")]
     return expect("not_loaded", at=(block.site, "None"), also=outside, true="new")
 
 
@@ -165,7 +165,7 @@ def unloaded_head_of_the_model(subject: Subject) -> Expect:
     weight = rows(at(subject.model, subject.spec.head))
     weight.copy_(0.02 * subject.like(weight))
     anywhere = ("None", subject.site(2))
-    return expect("not_loaded weights input values outputs", at=anywhere, true="new")
+    return expect("output not_loaded weights input values", at=anywhere, true="new")
 
 
 @loading("biases", "qwen2 gpt2 bert opt phi gpt_neox gpt_oss minilm")
