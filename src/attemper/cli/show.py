@@ -6,15 +6,14 @@ import json
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing, suppress
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attemper.cli.output import print_json
-from attemper.readings.alarms import is_heard
-from attemper.text import clean, count, number
+from attemper.readings.alarms import KINDS, is_heard
+from attemper.text import clean, number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Language(StrEnum):
-    """Languages of pages, in which alarms are said, too."""
+    """Languages of pages, and of what is shown here."""
 
     en = "en"
     zh = "zh"
@@ -36,7 +35,7 @@ Statistic = Annotated[
     str, typer.Option("--statistic", metavar="NAME", help="By what the heads are found that changed most.")
 ]
 Top = Annotated[int, typer.Option(min=1, help="List only so many of them.")]
-Said = Annotated[Language, typer.Option("--language", help="In which alarms are said.")]
+Said = Annotated[Language, typer.Option("--language", help="Of the view.")]
 SHARPNESS = "normalized_entropy"
 REFRESH_SECONDS = 1.0
 """Between two looks at a live run, at least; nine times as long as one takes, if that is more."""
@@ -65,7 +64,7 @@ def show(
         print_json(_document(found))
     else:
         console = _console()
-        console.print(_view(_in_language(found, language), console))
+        console.print(_view(found, console, language))
     if found.unmeasured is not None:
         raise typer.Exit(1)
     if fail_on_alarm and any(alarm.severity != "notice" for alarm in found.alarms):
@@ -123,13 +122,11 @@ def _follow(looks: Iterable[Run], statistic: str, top: int, language: Language, 
             if as_json:
                 print_json(_document(found))
                 continue
-            print(_line(found), flush=True)
-            for alarm in filter(is_heard, _in_language(found, language).alarms):
+            print(_line(found, language.value), flush=True)
+            for alarm in filter(is_heard, found.alarms):
                 key = (alarm.site, alarm.head, alarm.kind, alarm.since)
                 if key not in heard:
-                    print(
-                        clean(f"  {alarm.severity} {alarm.kind}, since step {alarm.since}: {alarm.message}"), flush=True
-                    )
+                    print(f"  {_alarm(alarm, language.value)}", flush=True)
                 heard.add(key)
     return found
 
@@ -141,7 +138,7 @@ def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int, language: 
     with Live(console=console, auto_refresh=False) as screen:
         for run in looks:
             found = _overview(run, statistic, top)
-            screen.update(_view(_in_language(found, language), console), refresh=True)
+            screen.update(_view(found, console, language), refresh=True)
     return found
 
 
@@ -152,41 +149,38 @@ def _overview(run: Run, statistic: str, top: int) -> Overview:
     return overview(run, statistic, bars=bars_of(_console().width), top=top)
 
 
-def _in_language(found: Overview, language: Language) -> Overview:
-    """The same with its alarms said in a language."""
-    if language is Language.en:
-        return found
-    from attemper.report.texts import said, say
-
-    def place(alarm: Alarm) -> str:
-        return alarm.site if alarm.head is None else f"{alarm.site} head {alarm.head}"
-
-    alarms = (replace(one, message=f"{place(one)}: {say(said(one), language.value)}") for one in found.alarms)
-    return replace(found, alarms=tuple(alarms))
-
-
-def _view(found: Overview, console: Console) -> RenderableType:
+def _view(found: Overview, console: Console, language: Language) -> RenderableType:
     from attemper.report.run_table import table
 
-    return table(found, console.width, plain=not console.encoding.startswith("utf"))
+    return table(found, console.width, plain=not console.encoding.startswith("utf"), language=language.value)
 
 
 def _document(found: Overview) -> str:
     return json.dumps(found.to_dict(), ensure_ascii=False, allow_nan=False)
 
 
-def _line(found: Overview) -> str:
+def _line(found: Overview, language: str) -> str:
     """What is new, for a pipe."""
+    from attemper.report.texts import message, say, why
+
     if found.unmeasured is not None:
-        return clean(f"nothing was measured: {found.unmeasured}")
+        return clean(say(message("show.unmeasured", reason=why(found.unmeasured)), language))
     entropies, logits = zip(*((one.last_normalized_entropy, one.last_max_logit) for one in found.courses), strict=True)
-    entropy = min((value for value in entropies if value is not None), default=None)
-    logit = max((value for value in logits if value is not None), default=None)
-    standing = sum(alarm.ended is None for alarm in found.alarms)
-    return (
-        f"step {found.last_step}: {count(found.samples, 'sample')}, least entropy of a layer {number(entropy, 3)}, "
-        f"largest logit {number(logit, 3)}, {count(standing, 'alarm')}"
-    )
+    numbers = {
+        "entropy": number(min((value for value in entropies if value is not None), default=None), 3),
+        "logit": number(max((value for value in logits if value is not None), default=None), 3),
+        "samples": message("count.samples", n=found.samples),
+        "alarms": message("count.alarms", n=sum(alarm.ended is None for alarm in found.alarms)),
+    }
+    return say(message("show.look", step=str(found.last_step), **numbers), language)
+
+
+def _alarm(alarm: Alarm, language: str) -> str:
+    from attemper.report.texts import alarm_line, message, say, severity_title
+
+    kind = message(f"alarm.{alarm.kind}.name") if alarm.kind in KINDS else alarm.kind
+    told = message("show.alarm", severity=severity_title(alarm.severity), kind=kind, line=alarm_line(alarm, language))
+    return clean(say(told, language))
 
 
 def _console() -> Console:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.readings.alarms import by_kind, level_of, with_course
+from attemper.readings.alarms import KINDS, by_kind, level_of
 from attemper.readings.reading import SiteReading
+from attemper.readings.sample import MODES
 from attemper.readings.scan_table import STYLES
 from attemper.readings.stacks import Stack, stacks
+from attemper.report.document import kind_of
+from attemper.report.texts import Message, advice, alarm_line, message, note, reason, say, severity_title, why
+from attemper.statistics import SHOWN
 from attemper.store.overview import Change, Course, Overview
-from attemper.text import BARS, clean, count, cut, number, sparkline
+from attemper.text import BARS, clean, cut, number, sparkline
 
 MOST_ALARMS = 3
 """Alarms of a kind that are listed one by one."""
@@ -28,15 +34,23 @@ _OTHER_COLUMNS = 30
 """Width of what stands beside the bars."""
 
 
-def table(overview: Overview, width: int, *, plain: bool = False) -> RenderableType:
+Say = Callable[..., str]
+"""A key of ``texts`` and its values -> what it is in the language of the view."""
+
+
+def table(overview: Overview, width: int, *, plain: bool = False, language: str = "en") -> RenderableType:
     """The whole overview in ``width`` columns; ``plain``: in ASCII, as far as it is ours."""
-    parts: list[RenderableType] = [*_headlines(overview)]
+
+    def t(key: str, **values: Any) -> str:
+        return clean(say(message(key, **values), language))
+
+    parts: list[RenderableType] = [*_headlines(overview, t, language)]
     sites = tuple(_as_reading(course) for course in overview.courses)
     bars = max(4, (width - _OTHER_COLUMNS) // 2)
     for stack in stacks(sites):
-        parts += _title(stack, width)
-        parts += _stack(stack, [overview.courses[place] for place in stack.places], bars, plain)
-    parts += [*_changes(overview, width), *_alarms(overview)]
+        parts += _title(stack, width, t)
+        parts += _stack(stack, [overview.courses[place] for place in stack.places], bars, plain, t)
+    parts += [*_changes(overview, width, t), *_alarms(overview, t, language)]
     return Group(*parts)
 
 
@@ -45,30 +59,43 @@ def bars_of(width: int) -> int:
     return min(60, max(4, (width - _OTHER_COLUMNS) // 2))
 
 
-def _headlines(overview: Overview) -> Iterator[Text]:
+def _headlines(overview: Overview, t: Say, language: str) -> Iterator[Text]:
     heads = sum(course.site.heads for course in overview.courses)
-    steps = f", steps {overview.first_step:,} to {overview.last_step:,}" if overview.samples else ""
+    ends = {"first": overview.first_step, "last": overview.last_step}
+    steps = message("show.steps", **ends) if overview.samples else ""
     named = " ".join(clean(f"#{tag}") for tag in overview.tags)
     yield Text.assemble((clean(overview.name), "bold"), f"  {clean(overview.model)}  ", (named, "cyan"))
-    sites = f"{count(len(overview.courses), 'site')}, {count(heads, 'head')}"
-    yield Text(f"{count(overview.samples, 'sample')}{steps}; {sites}; {_state(overview)}")
+    size = {"samples": overview.samples, "sites": len(overview.courses), "heads": heads}
+    counted = {name: message(f"count.{name}", n=many) for name, many in size.items()}
+    yield Text(t("show.size", steps=steps, state=_state(overview), **counted))
     if overview.notes:
         yield Text(clean(overview.notes), style="dim")
     first = [one for one in overview.segments if one.rank == overview.segments[0].rank and one.first_step is not None]
     if resumed := [f"{one.first_step:,}" for one in first[1:]]:
-        yield Text(f"resumed at step {', '.join(resumed)}")
+        yield Text(t("show.resumed", steps=", ".join(resumed)))
     for remark in overview.remarks:
-        yield Text(clean(remark), style="yellow")
+        yield Text(t("as_is", said=_as_text(remark, note)) if language != "en" else clean(remark), style="yellow")
     for one in overview.coverage.skipped:
-        yield Text.assemble(("not read ", "yellow"), clean(f"{one.name} ({one.mode}): {one.reason}"))
+        yield Text.assemble(
+            (t("show.not_read"), "yellow"),
+            t("show.reason", name=one.name, mode=_mode(one.mode), reason=_as_text(one.reason, reason)),
+        )
 
 
-def _state(overview: Overview) -> str:
-    if overview.live:
-        return "live"
-    if overview.last_time is None:
-        return "ended"
-    return f"ended {datetime.fromtimestamp(overview.last_time, UTC):%Y-%m-%d %H:%M} UTC"
+def _state(overview: Overview) -> Message:
+    if overview.live or overview.last_time is None:
+        return message("show.live" if overview.live else "show.ended")
+    return message("show.ended_at", date=f"{datetime.fromtimestamp(overview.last_time, UTC):%Y-%m-%d %H:%M} UTC")
+
+
+def _mode(mode: str) -> Message | str:
+    return message(f"show.{mode}") if mode in MODES else mode
+
+
+def _as_text(text: str, known: Callable[[str], Message | str]) -> Message | str:
+    """The message that a text is, if it is one; else as it stands."""
+    found = known(text)
+    return found if isinstance(found, Message) else text
 
 
 def _as_reading(course: Course) -> SiteReading:
@@ -76,17 +103,17 @@ def _as_reading(course: Course) -> SiteReading:
     return SiteReading(site.name, site.kind, site.mode, 0, 0, (), site.normalizer, site.layer)
 
 
-def _title(stack: Stack, width: int) -> Iterator[Text]:
-    what = f"  {clean(stack.kind)} attention, {clean(stack.mode)}"
-    yield Text.assemble("\n", (_fit(clean(stack.pattern), width - len(what)), "bold"), what)
+def _title(stack: Stack, width: int, t: Say) -> Iterator[Text]:
+    what = f"  {t('site.kind', kind=kind_of(stack.kind), mode=_mode(stack.mode))}"
+    yield Text.assemble("\n", (_fit(clean(stack.pattern), width - cell_len(what)), "bold"), what)
 
 
-def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool) -> Iterator[RenderableType]:
+def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool, t: Say) -> Iterator[RenderableType]:
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column(stack.column, justify="right")
-    for title in ("normalised entropy", " largest logit"):
+    grid.add_column(t(f"table.{stack.column}"), justify="right")
+    for title in (t("show.entropy"), f" {t('show.logit')}"):
         grid.add_column(title, no_wrap=True)
-        grid.add_column("now", justify="right", no_wrap=True)
+        grid.add_column(t("show.now"), justify="right", no_wrap=True)
     largest = max((value for course in courses for value in course.max_logit if value is not None), default=0.0)
     for course, label in zip(courses, stack.labels, strict=True):
         entropy, logit = course.normalized_entropy, course.max_logit
@@ -101,30 +128,33 @@ def _now(value: float | None, digits: str) -> str:
     return "-" if value is None else f"{value:{digits}}"
 
 
-def _changes(overview: Overview, width: int) -> Iterator[RenderableType]:
+def _changes(overview: Overview, width: int, t: Say) -> Iterator[RenderableType]:
     if not overview.changes:
         return
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column("site", no_wrap=True)
+    grid.add_column(t("table.site"), no_wrap=True)
     told = any(not math.isnan(one.per_1000_steps) for one in overview.changes)
-    titles = ("head", "first", "last", *(("per 1,000", "95% interval") if told else ()))
+    columns = ("table.head", "show.first", "show.last", *(("show.slope", "show.interval") if told else ()))
+    titles = tuple(map(t, columns))
     for title in titles:
         grid.add_column(title, justify="right", style="dim" if "%" in title else "")
-    rows = [_cells(one)[: len(titles)] for one in overview.changes]
-    room = width - sum(2 + max(map(len, column)) for column in zip(titles, *rows, strict=True))
+    rows = [_cells(one, t)[: len(titles)] for one in overview.changes]
+    room = width - sum(2 + max(map(cell_len, column)) for column in zip(titles, *rows, strict=True))
     for one, cells in zip(overview.changes, rows, strict=True):
         grid.add_row(Text(_fit(clean(one.site.name), room)), *cells)
-    what = f"first and last tenth; {'per 1,000 steps' if told else 'too short or too restless for a trend'}"
-    yield Text.assemble(f"\nlargest changes of {clean(overview.statistic)}", (f"  {what}", "dim"))
+    known = overview.statistic in SHOWN
+    statistic = message(f"statistic.{overview.statistic}.name") if known else overview.statistic
+    what = t("show.tenths" if told else "show.no_trend")
+    yield Text.assemble(f"\n{t('show.changes', statistic=statistic)}", (f"  {what}", "dim"))
     yield grid
 
 
-def _cells(one: Change) -> tuple[str, ...]:
+def _cells(one: Change, t: Say) -> tuple[str, ...]:
     """What stands beside the name of its site."""
     first, last, slope, low, high = (
         number(value, 3) for value in (one.first, one.last, one.per_1000_steps, one.low, one.high)
     )
-    trend = ("–", "not known") if math.isnan(one.per_1000_steps) else (slope, f"{low} to {high}")
+    trend = ("–", t("show.unknown")) if math.isnan(one.per_1000_steps) else (slope, t("show.range", low=low, high=high))
     return str(one.head), first, last, *trend
 
 
@@ -139,24 +169,26 @@ def _fit(name: str, room: int) -> str:
     return next((end for end in ends if len(end) <= room), cut(ends[-1], room))
 
 
-def _alarms(overview: Overview) -> Iterator[RenderableType]:
+def _alarms(overview: Overview, t: Say, language: str) -> Iterator[RenderableType]:
     """By severity and kind, the first few one by one, with the advice once; then what was not judged."""
     yield Text("")
     if overview.unmeasured is not None:
-        yield Text(clean(f"nothing was measured: {overview.unmeasured}"), style="yellow")
+        yield Text(t("show.unmeasured", reason=_as_text(overview.unmeasured, why)), style="yellow")
     elif not overview.alarms:
-        yield Text("no alarms", style="green")
+        yield Text(t("show.no_alarms"), style="green")
     for (severity, kind), group in by_kind(overview.alarms).items():
         ended = sum(alarm.ended is not None for alarm in group)
-        many = f" {clean(kind)}: {count(len(group), 'alarm')}{f', {ended} ended' if ended else ''}"
-        yield Text.assemble((clean(severity), STYLES[level_of(severity)]), many)
+        gone = message("show.gone", n=ended) if ended else ""
+        name = message(f"alarm.{kind}.name") if kind in KINDS else kind
+        many = t("show.alarms", kind=name, alarms=message("count.alarms", n=len(group)), ended=gone)
+        yield Text.assemble((t("as_is", said=severity_title(severity)), STYLES[level_of(severity)]), " ", many)
         standing_first = sorted(group, key=lambda alarm: alarm.ended is not None)
-        yield from (_indent(with_course(alarm), "dim") for alarm in standing_first[:MOST_ALARMS])
+        yield from (_indent(alarm_line(alarm, language), "dim") for alarm in standing_first[:MOST_ALARMS])
         if len(group) > MOST_ALARMS:
-            yield _indent(f"and {len(group) - MOST_ALARMS} more", "dim")
-        yield _indent(group[0].advice)
-    for note in overview.not_judged:
-        yield Text(clean(note), style="dim")
+            yield _indent(t("show.more", n=len(group) - MOST_ALARMS), "dim")
+        yield _indent(t("as_is", said=advice(group[0])))
+    for one in overview.not_judged:
+        yield Text(t("as_is", said=_as_text(one, note)) if language != "en" else clean(one), style="dim")
 
 
 def _indent(text: str, style: str = "") -> RenderableType:

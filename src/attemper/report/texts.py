@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from attemper.readings.alarms import ALARMS, COURSE, KINDS, course
+from attemper.readings.alarms import ALARMS, COURSE, KINDS, course, with_course
 from attemper.readings.reading import Alarm
 from attemper.statistics import SHOWN
 from attemper.text import clean, cut, number
@@ -248,6 +248,17 @@ def lasted(alarm: Alarm) -> Message | str:
     return message("as_is", said=Names(parts)) if parts else ""
 
 
+def alarm_line(alarm: Alarm, language: str) -> str:
+    """Place, message, and how it went on, in one line."""
+    if language == "en":
+        return with_course(alarm)
+    place = message("head.site", site=alarm.site)
+    if alarm.head is not None:
+        place = message("head.named", site=alarm.site, head=alarm.head)
+    whole = message("show.line", said=message("head.alarm", place=place, said=said(alarm)), when=lasted(alarm))
+    return clean(say(whole, language))
+
+
 def _with_unit(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     if "value" not in values or kind not in KINDS or not KINDS[kind].unit_of_value:
         return values
@@ -318,6 +329,11 @@ def reason(text: str) -> Message | str:
     """Why a module was not measured as a message, if it is a reason that attemper gives; others' words as they are."""
     text = cut(clean(text), LONGEST_MESSAGE)
     return _with_tap(text) or recognise(text, REASONS[:-1]) or text
+
+
+def why(text: str) -> Message | str:
+    """Why nothing was measured in a run, as ``reason`` says it."""
+    return recognise(text, tuple(key for key in texts("en") if key.startswith("why."))) or reason(text)
 
 
 def _with_tap(text: str) -> Message | None:

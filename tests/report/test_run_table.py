@@ -1,0 +1,104 @@
+"""The view of a run in the terminal: whole lines in Chinese, with nothing left in English."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from attemper.readings.alarms import ALARMS, AlarmKind
+from attemper.readings.reading import Alarm
+from attemper.report import texts
+from attemper.report.run_table import table
+from attemper.store.folder import open_run
+from attemper.store.overview import Overview, overview
+from tests.support.runs import restless, written
+
+STAYS = """
+    token logit softmax query key value batch padding sink checkpoint kernel rank one-hot NaN log UTC nats Transformer
+    mask attention attn layers self weights shape head heads tap names n of tokens entropy normalized_entropy
+"""
+"""Words that stay in Chinese texts (CONTRIBUTING.md), and those of the names that the test gives."""
+
+
+def english(said: str, *names: str) -> set[str]:
+    """English words of a text, names and code left out."""
+    for name in names:
+        said = said.replace(name, "")
+    said = said.replace("one-hot", "")
+    said = re.sub(r"[\w.]*[._=()\[\]*#][\w.=()\[\]*]*", " ", said)  # names of sites and code
+    return {word for word in re.findall(r"[A-Za-z]{2,}", said) if word.lower() not in STAYS.lower().split()}
+
+
+def drawn(found: Overview, language: str) -> str:
+    console = Console(file=io.StringIO(), width=400, markup=False, highlight=False, emoji=False)
+    console.print(table(found, 400, language=language))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Overview:
+    folder: Path = tmp_path_factory.mktemp("runs") / "a"
+    written(folder, restless(220, 1))
+    return overview(open_run(folder), "max_logit")
+
+
+def test_the_view_of_a_run_is_chinese_in_every_line(found: Overview) -> None:
+    said = drawn(found, "zh")
+    assert english(said) == set()
+    assert "layers.0.attn" in said
+    assert len(said.splitlines()) == len(drawn(found, "en").splitlines())
+
+
+def test_what_is_in_no_ordinary_run_is_chinese_too(found: Overview) -> None:
+    rare = [
+        {"samples": 0, "courses": (), "changes": (), "alarms": (), "unmeasured": why, "live": live, "last_time": None}
+        for why in (texts.texts("en")[key] for key in texts.texts("en") if key.startswith("why."))
+        for live in (True, False)
+    ]
+    for one in rare:
+        assert english(drawn(Overview(**(vars(found) | one)), "zh")) == set()
+
+
+@pytest.mark.parametrize("kind", ALARMS, ids=lambda kind: kind.name)
+def test_an_alarm_of_every_kind_is_one_chinese_line(kind: AlarmKind) -> None:
+    figures = {"now": 0.5, "before": 1.0, "total": 4.0}
+    head = None if kind.whole else 2
+    history = {"step": 4, "since": 4, "worst": 0.4, "worst_step": 8, "latest": 0.3, "latest_step": 9}
+    for ended in (None, 12):
+        alarm = kind.alarm("layers.0.attn", head, 0.5, 1.0, (0.25, 2), figures, ended=ended, **history)
+        line = texts.alarm_line(alarm, "zh")
+        assert english(line) == set(), line
+        assert "；" in line
+        assert line.startswith("layers.0.attn")
+
+
+def test_an_alarm_in_english_is_its_message_and_its_course() -> None:
+    alarm = Alarm("a", 0, "logits", "warning", 120.0, 100.0, "a head 0: largest logit 120.0", "", 3, 3)
+    assert texts.alarm_line(alarm, "en") == "a head 0: largest logit 120.0; since step 3"
+
+
+def filled(key: str) -> Iterator[str]:
+    text = texts.texts("en")[key]
+    for one in [text] if isinstance(text, str) else text.values():
+        yield re.sub(r"\{(\w+)\}", lambda place: {"kinds": "drift", "kind": "drift"}.get(place[1], "12"), one)
+
+
+@pytest.mark.parametrize("key", [*texts.NOTES, *texts.REMARKS])
+def test_notes_and_remarks_are_recognised_and_chinese(key: str) -> None:
+    for said in filled(key):
+        assert english(texts.say(texts.note(said), "zh")) == set()
+
+
+@pytest.mark.parametrize("key", texts.REASONS[:-1])
+def test_reasons_of_skipped_modules_are_recognised_and_are_no_english_sentence(key: str) -> None:
+    for said in filled(key):
+        found = texts.reason(said)
+        assert isinstance(found, texts.Message), said
+        assert texts.say(found, "zh") != said
