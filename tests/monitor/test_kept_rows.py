@@ -93,7 +93,7 @@ def test_they_become_a_table_and_a_matrix():
     assert chosen["entropy"].item() == site["entropy"][1, 2]
     matrix = rows.matrix("entropy", "self_weight")
     np.testing.assert_array_equal(matrix, np.concatenate([site["entropy"], site["self_weight"]], 1))
-    assert repr(rows) == f"Rows(1 sites, 3 rows, {rows.nbytes} bytes)"
+    assert repr(rows) == f"Rows(1 site, 3 rows, {rows.nbytes} bytes)"
     assert rows.nbytes == 3 * (2 * 8 + 4 * sum(values.itemsize for values in site.values.values()))
 
 

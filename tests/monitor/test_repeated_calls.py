@@ -373,9 +373,10 @@ def test_a_loop_of_hundreds_of_calls_holds_no_more_than_the_first_ones() -> None
 # --- histories ---
 
 
-def steps(model: nn.Module, many: int, store: Any, **options: Any) -> None:
-    with attemper.watch(model, store=store, **options) as watch:
-        watch.step()
+def steps(model: nn.Module, many: int, store: Any, last: int = 0) -> None:
+    """So many steps after the ``last`` one."""
+    with attemper.watch(model, store=store) as watch:
+        watch.step(last)
         for _ in range(many):
             model(batch())
             watch.step()
@@ -403,16 +404,16 @@ def test_a_run_goes_on_after_its_site_was_the_mean_of_calls_and_says_so(
     model = Looped().train()
     before(lambda: steps(model, 3, tmp_path / "run"))
     assert caplog.messages == []
-    steps(model, 3, tmp_path / "run")
+    steps(model, 3, tmp_path / "run", last=3)
     (said,) = caplog.messages
-    assert "up to step 3 blocks.0 (and 1 more site) is the mean over all calls of its module. From step 5 on it" in said
+    assert "up to step 3 blocks.0 (and 1 more site) is the mean over all calls of its module. From step 4 on it" in said
     with attemper.open_run(tmp_path / "run") as run:
         assert {site.name for site in run.sites} == {f"blocks.{block}{n}" for block in (0, 1) for n in ("", "#2", "#3")}
         assert run.history("rows", "blocks.0", head=0).values.tolist() == [36] * 3 + [12] * 3
         third = run.history("rows", "blocks.1#3", head=0)
         assert [row for row in third.values.tolist() if row == row] == [12] * 3
     caplog.clear()
-    steps(model, 1, tmp_path / "run")
+    steps(model, 1, tmp_path / "run", last=6)
     assert caplog.messages == []
 
 
@@ -424,7 +425,7 @@ def test_a_run_in_which_calls_became_one_site_goes_on_with_it(tmp_path: Any, cap
             model(batch(tokens))
             watch.step()
     with attemper.watch(model, store=tmp_path / "run") as watch:
-        watch.step()
+        watch.step(3)
         model(batch(3))
         watch.step()
         assert names(watch.table()) == ["blocks.0"]
