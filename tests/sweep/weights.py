@@ -94,6 +94,8 @@ class _Watcher(TorchDispatchMode):
         self._made: dict[int, tuple[ref[Tensor], frozenset[int]]] = {}
         """Tensors that were made of products of weights since the last layer with parameters: numbers of the maps."""
         self._soft: list[tuple[str, Tensor]] = []
+        self._copies: dict[int, ref[Tensor]] = {}
+        """Tensors that were made of parameters alone: einsum copies them into another order."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -111,6 +113,8 @@ class _Watcher(TorchDispatchMode):
             marks = frozenset()
         if packet in (_ATEN.sub, _ATEN.add, _ATEN.add_) and len(given) == 2 and given[0].shape == given[1].shape:
             self._combined(packet, *map(self._marks, given))
+        if given and isinstance(result, Tensor) and all(map(self._is_parameter, given)):
+            self._copies[id(result)] = ref(result)
         if marks:
             for part in _flat(result if isinstance(result, (tuple, list)) else (result,)):
                 if isinstance(part, Tensor):
@@ -128,7 +132,8 @@ class _Watcher(TorchDispatchMode):
         return found[1] if found is not None and found[0]() is tensor else frozenset()
 
     def _is_parameter(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self.parameters
+        copy = self._copies.get(id(tensor))
+        return tensor.untyped_storage().data_ptr() in self.parameters or (copy is not None and copy() is tensor)
 
     def _product(self, left: Tensor, right: Tensor) -> frozenset[int]:
         if self._is_parameter(left) or self._is_parameter(right):
@@ -139,7 +144,7 @@ class _Watcher(TorchDispatchMode):
             weights, partner = self._weights(right.mT), left
         if weights is None:
             for number in marks:  # a product of a product with values: of something else than weights
-                self.found.maps[number].factor |= bool(self._marks(left) and self._marks(right)) or True
+                self.found.maps[number].factor = True
             return marks
         name, call = self._place()
         made = Map(name, call, weights.detach().clone(), heads=_heads(self.running[-1][0]) if self.running else ())
