@@ -31,7 +31,7 @@ def _multiplier(pair: SitePair) -> Finding | None:
     if np.isnan(one).any() or np.isnan(two).any() or not (one != 0).all():
         return None
     ratio = two / one
-    changed = (np.abs(ratio - 1) > EXACT).any(1)
+    changed = np.asarray((np.abs(ratio - 1) > EXACT).any(1))
     if not changed.any():
         return None
     heads, rows = pair.heads(changed), ratio[changed]

@@ -64,7 +64,7 @@ def factor_of_products(pair: SitePair) -> Iterator[Finding]:
 
 def _reproduces(pair: SitePair, factors: np.ndarray) -> bool:
     """Whether factors [H, R] make the products of run b of those of run a."""
-    known = (~(np.isnan(pair.a.raw) | np.isnan(pair.b.raw))).all(0).astype(np.float64)
+    known = np.where((~(np.isnan(pair.a.raw) | np.isnan(pair.b.raw))).all(0), 1.0, 0.0)
     a, b = (_less_row_mean(site.raw.astype(np.float64), known) for site in (pair.a, pair.b))
     rest = np.sqrt(((b - factors[..., None] * a) ** 2).sum(-1) / np.maximum(known.sum(-1), 1.0))
     one, two = (
