@@ -113,7 +113,9 @@ def test_what_a_block_adds_and_what_the_model_gives_are_those_of_its_hidden_stat
         rows = torch.stack([states[sequence, place] for sequence, place in found.sites[0].rows]).numpy()
         np.testing.assert_allclose(sketch[:, 0], np.linalg.norm(rows, axis=1), rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(sketch[:, 1:], rows @ projection(96), rtol=1e-4, atol=1e-4, err_msg=name)
-        grams = found.output.grams if name == "output" else found.sites[0].grams[:, GRAMS.index(name)]
+        if name == "output":
+            continue
+        grams = found.sites[0].grams[:, GRAMS.index(name)]
         for own, part in ((rows, grams[:, 0]), (rows - rows.mean(1, keepdims=True), grams[:, 1])):
             anchors = states[0, list(VECTOR_ROWS)].numpy()
             anchors = anchors if own is rows else anchors - anchors.mean(1, keepdims=True)
@@ -144,7 +146,6 @@ def test_what_the_model_gives_follows_rows_whatever_the_batches_and_the_padding(
     assert apart is not None
     np.testing.assert_array_equal(one.rows, apart.rows)
     np.testing.assert_allclose(one.sketch, apart.sketch, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(one.grams, apart.grams, rtol=1e-3, atol=1e-3)
 
 
 class Given(nn.Module):
@@ -174,7 +175,6 @@ def test_what_a_model_gives_may_be_of_any_shape(give, name, width, places):
     assert (found is None) == (name is None)
     if found is not None:
         assert (found.name, found.width, found.rows[:, 1].tolist()) == (name, width, places)
-        assert np.isnan(found.grams).all()
         assert np.isfinite(found.sketch).all()
 
 

@@ -11,7 +11,9 @@ import torch
 
 import attemper
 from attemper.fingerprints.file import LATER
-from tests.support.equal_models import ARCHITECTURES, CHANGES, REAL, transformed, whole
+from attemper.monitor.fingerprint_grids import grid_of
+from tests.support.engine_patches import grid
+from tests.support.equal_models import ARCHITECTURES, CHANGES, REAL, rounded, transformed, views, whole
 
 
 @lru_cache(maxsize=4)
@@ -103,6 +105,66 @@ def test_no_transform_hides_a_fault(name: str, fault: str):
         for at in (1, 2):
             for dtype in ("float32", "bfloat16"):
                 faulty(name, change, fault, at, dtype)
+
+
+@pytest.mark.parametrize(("name", "bits", "group"), [("gpt2", 8, None)])
+def test_rounding_of_weights_is_named_with_its_bits_and_no_fault(name: str, bits: int, group: int | None):
+    model = whole(name)
+    rounded(model, bits, group)
+    a, b = base(name), attemper.fingerprint(model.model, [model.batch])
+    assert {site.weight_bits for site in a.sites} == {None}
+    for pair, run in (((a, b), "b"), ((b, a), "a")):
+        found = attemper.explain(*pair)
+        assert (found.kind, found.value, found.extent) == ("rounding", bits, "all sites"), found.message
+        assert f"weights of run {run} are rounded to {bits} bits" in found.message
+    model.layers[2].module.scaling *= 1.2
+    found = attemper.explain(a, attemper.fingerprint(model.model, [model.batch]))
+    assert (found.kind, found.site, found.value) == ("scale", a.sites[2].name, pytest.approx(1.2))
+    assert "rounded" in [one.kind for one in found.also]
+
+
+def _asymmetric(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    low, high = weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    zero = (-low / step).round()
+    return (((weight / step).round() + zero).clamp(0, 2**bits - 1) - zero) * step
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("change", "bits"),
+    [
+        (lambda w: grid(w.flatten()[None], 8).view_as(w), 8),
+        (lambda w: grid(w.T, 6).T, 6),
+        (lambda w: _asymmetric(w, 8), 8),
+        (lambda w: _asymmetric(w.unflatten(1, (-1, 64)), 4).flatten(1), 4),
+        (lambda w: w.to(torch.float8_e4m3fn).to(w.dtype), 8),
+        (lambda w: w.to(torch.float16).to(w.dtype), 16),
+        (lambda w: w, None),
+        (lambda w: torch.zeros_like(w), None),
+    ],
+)
+def test_bits_are_read_off_weights(change, bits: int | None, dtype: torch.dtype):
+    layer = torch.nn.Linear(128, 64)
+    layer.weight.data.copy_(change(torch.randn(64, 128)))
+    found = grid_of(layer.to(dtype))
+    if bits == 16 and dtype == torch.bfloat16:
+        bits = None  # what is kept in 16 bits stands on their grid
+    assert (None if found is None else found[0]) == bits
+
+
+@pytest.mark.slow("takes many seconds")
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_no_rounding_of_weights_is_a_fault(name: str):
+    for bits, group in ((16, None), (8, None), (8, 32), (6, None), (4, None), (4, 32)):
+        model = whole(name, 1)
+        rounded(model, bits, group)
+        for dtype in (torch.float32, torch.bfloat16):
+            b = attemper.fingerprint(model.model.to(dtype), [views(name, model.model, model.batch).batch])
+            for pair in ((base(name, 1), b), (b, base(name, 1))):
+                found = attemper.explain(*pair)
+                assert not found.is_fault, found.message
+                assert found.value in (bits, None), found.message
 
 
 def test_what_is_behind_the_last_attention_is_a_fault_of_its_own():

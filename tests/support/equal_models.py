@@ -454,6 +454,20 @@ def stream_rotated(whole: Whole, generator: torch.Generator) -> bool | None:
     return None
 
 
+def centred(whole: Whole, _: torch.Generator) -> bool | None:
+    """What writes to the residual stream less its mean over features, which every LayerNorm takes off."""
+    if not whole.layer_norm or not whole.ends:
+        return False
+    for start in whole.embeddings:
+        start.sub_(start.mean(-1, keepdim=True))
+    for layer in whole.layers:
+        for writer in (layer.o, *layer.mlp_out):
+            writer.weight.sub_(writer.weight.mean(0, keepdim=True))
+            if writer.bias is not None:
+                writer.bias.sub_(writer.bias.mean())
+    return None
+
+
 def _permute(whole: Whole, order_of: Callable[[Layer], tuple[Tensor, Tensor]]) -> None:
     order = order_of(whole.layers[0])
     for layer in whole.layers:
@@ -575,6 +589,7 @@ CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
     "keys scaled": (keys_scaled, ("rescaled",)),
     "keys rotated": (keys_rotated, ("rotated",)),
     "stream rotated": (stream_rotated, ("rotated",)),
+    "centred": (centred, ("centred",)),
     "groups permuted": (groups_permuted, ("permuted",)),
     "heads permuted": (heads_permuted, ("permuted",)),
     "repeated": (repeated, ("repeated",)),

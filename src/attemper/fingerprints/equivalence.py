@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from attemper.fingerprints import floor
-from attemper.fingerprints.pair import SitePair, level_of_rows, rotates, sketch_difference, unless_rotated
+from attemper.fingerprints.finding import Finding
+from attemper.fingerprints.pair import SitePair, level_of_rows, sketch_difference
 from attemper.fingerprints.record import ModelOutput
 
-CANCELLED = 0.25
+CANCELLED = 0.5
 """What a block gives agrees if it differs by at most so much of what the difference inside would make it."""
-MATCHED = 0.25
+MATCHED = 0.5
 """Heads are the same in another order if so little of their difference is left in it."""
 ALIKE = 0.02
 """Norms, and channels by a factor each, are the same if so little of them differs, rounding aside."""
@@ -56,7 +57,7 @@ def in_order(pair: SitePair) -> SitePair:
     moved, most = order != np.arange(len(order)), np.minimum((a**2).sum((1, 2)), cost.diagonal())
     if not moved.any() or len({*order.tolist()}) != len(order) or (least > MATCHED * most)[moved].any():
         return pair
-    if not any(level < 2 * CANCELLED * _expected(pair) for level in _given(pair).values()):
+    if not any(level < CANCELLED * _expected(pair) for level in _given(pair).values()):
         return pair
     names = ("query", "raw", "final", "output", "recomputed", "tiled")
     turned = replace(
@@ -73,8 +74,6 @@ def of_input(pair: SitePair) -> tuple[str, str]:
     """The transform behind another input of the attention, and what is said of it."""
     level = level_of_rows(pair.input)
     words = f"what enters the attention differs by {level:.2g} of its size, and projections take it back"
-    if rotates(pair, "residual"):
-        return "rotated", "the residual stream is rotated, and weights that read and write it are"
     constant = [np.ptp(site.input[:, 0]) < 1e-2 * site.input[:, 0].max() for site in (pair.a, pair.b)]
     return "folded" if constant[0] != constant[1] else "rescaled", words
 
@@ -103,6 +102,21 @@ def _is_alike(pair: SitePair, a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.sqrt(((b - a.astype(np.float64)) ** 2).sum()) <= (ALIKE + 4 * floor.vectors(pair)) * size)
 
 
+def with_rounding(pair: SitePair) -> SitePair:
+    """The site with what rounding of weights explains, if they stand on different grids in the two runs."""
+    errors = (pair.a.weight_error or 0.0, pair.b.weight_error or 0.0)
+    return replace(pair, weights=max(errors) if pair.a.weight_bits != pair.b.weight_bits else 0.0)
+
+
+def of_rounding(pair: SitePair) -> Finding:
+    """What is said of weights on different grids."""
+    run, site = max(("a", pair.a), ("b", pair.b), key=lambda one: one[1].weight_error or 0.0)
+    words = f"weights of run {run} are rounded to {site.weight_bits} bits"
+    return Finding(
+        "rounded", "q and k", 0.0, None if site.weight_bits is None else float(site.weight_bits), message=words
+    )
+
+
 def output_level(a: ModelOutput | None, b: ModelOutput | None) -> float | None:
     """How far the outputs of two models are apart in rows that both keep; None where they cannot be compared."""
     if a is None or b is None or (a.name, a.width) != (b.name, b.width):
@@ -112,5 +126,4 @@ def output_level(a: ModelOutput | None, b: ModelOutput | None) -> float | None:
     if not both:
         return None
     one, two = (np.array(part) for part in zip(*both, strict=True))
-    own = sketch_difference(a.sketch[one], b.sketch[two])
-    return level_of_rows(unless_rotated(own, a.grams[one], b.grams[two], a.width))
+    return level_of_rows(sketch_difference(a.sketch[one], b.sketch[two]))

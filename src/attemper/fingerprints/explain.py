@@ -18,7 +18,7 @@ from attemper.fingerprints.align import align, other_padding
 from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import Explanation, Remark
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
-from attemper.fingerprints.pair import SitePair, level_of_rows, rotates
+from attemper.fingerprints.pair import SitePair, level_of_rows
 from attemper.fingerprints.prediction import REPRODUCED, slope
 from attemper.fingerprints.record import Fingerprint
 from attemper.text import clean_name
@@ -81,15 +81,14 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
         site, words = clean_name(a.sites[0].name), f"padding at all sites, visible keys: {padding}."
         return Explanation("padding", site, "visible keys", "all sites", None, 0.0, "high", (), words)
     pairs = [equivalence.in_order(pair) for pair in align(a, b)]
-    own = [_own(pair) for pair in pairs]
-    walk = _Walk(pairs, own)
-    for pair, findings in zip(pairs, own, strict=True):
-        found = walk.first_at(pair, findings)
-        if found is not None:
-            return walk.explanation(pair, found)
-    level = equivalence.output_level(a.output, b.output)
-    found = walk.behind(level)
-    return walk.without_cause(level) if found is None else walk.explanation(pairs[-1], found)
+    own, level = [_own(pair) for pair in pairs], equivalence.output_level(a.output, b.output)
+    found = _Walk(pairs, own, level).explanation()
+    differing = [pair for pair in pairs if pair.a.weight_bits != pair.b.weight_bits]
+    numbers = [pair.number for pair in pairs if clean_name(pair.a.name) == found.site]
+    # Weights that are rounded differ from the first on.
+    if not found.is_fault or not differing or numbers[0] > differing[0].number + 1:
+        return found
+    return _Walk([equivalence.with_rounding(pair) for pair in pairs], own, level).explanation(differing)
 
 
 def _own(pair: SitePair) -> list[Finding]:
@@ -99,15 +98,30 @@ def _own(pair: SitePair) -> list[Finding]:
 class _Walk:
     """From the first site on."""
 
-    def __init__(self, pairs: list[SitePair], own: list[list[Finding]]) -> None:
-        self.pairs, self.own = pairs, own
+    def __init__(self, pairs: list[SitePair], own: list[list[Finding]], level: float | None) -> None:
+        self.pairs, self.own, self._level = pairs, [list(one) for one in own], level
         self._before = floor.Before()
         self._equivalent: list[tuple[SitePair, Finding]] = []
         self._small: list[tuple[SitePair, str, float]] = []
         self._few: list[SitePair] = []
         self._second: list[Finding] = []
 
-    def first_at(self, pair: SitePair, own: list[Finding]) -> Finding | None:
+    def explanation(self, rounded: list[SitePair] | None = None) -> Explanation:
+        """What is found first, what else each run shows by itself, and what differs without effect.
+
+        Args:
+            rounded: sites at which weights stand on different grids, if these are taken into account.
+        """
+        if rounded:
+            self._equivalent.append((rounded[0], equivalence.of_rounding(rounded[0])))
+        for pair, own in zip(self.pairs, self.own, strict=True):
+            found = self._first_at(pair, own)
+            if found is not None:
+                return self._explained(pair, found)
+        found = self._behind()
+        return self._without_cause(rounded or []) if found is None else self._explained(self.pairs[-1], found)
+
+    def _first_at(self, pair: SitePair, own: list[Finding]) -> Finding | None:
         """The first cause at this site, if it has one."""
         floor.enter(pair, self._before)
         before = floor.residual(self._before, pair.eps)
@@ -115,16 +129,22 @@ class _Walk:
         found = self._entering(pair, "residual", entering, before)
         if found is not None:
             return found
+        if pair.rotation:
+            words = f"the residual stream is {pair.rotation}, and so are the weights that read and write it"
+            self._note(pair, "residual", pair.rotation, words)
         rows = pair.residual[~np.isnan(pair.residual)]
         if len(rows) and float(floor.times(rows.max(), before)) > 2 and rows.max() > 8 * max(entering, pair.eps):
             self._few.append(pair)
         moved = self._entering(pair, "input", level_of_rows(pair.input), floor.entering(pair))
+        noted = len(self._equivalent)
         found = self._vectors(pair, own) or self._scores(pair)
         if moved is not None:
-            if not self._takes_back(pair, found):
+            known = equivalence.is_known(pair)
+            if not known or (len(self._equivalent) == noted and not self._takes_back(pair, found)):
                 named = self._by_weights(pair, moved)
                 return named if named.kind == "order_of_layers" else moved
-            self._note(pair, "input", *equivalence.of_input(pair))
+            if pair.rotation != "rotated":
+                self._note(pair, "input", *equivalence.of_input(pair))
         found = found or _earliest(own) or self._values(pair) or self._attention_output(pair)
         if found is None and pair.order is not None:
             words = f"heads of run b are those of {', '.join(map(str, np.argsort(pair.order)[:16]))} of run a"
@@ -155,10 +175,7 @@ class _Walk:
         """Whether weights take back that what enters the attention differs: a stream that was rotated, or queries or
         keys that are the same, or differ by a cause that leaves nothing.
         """
-        if not equivalence.is_known(pair):
-            return False
-        noted = bool(self._equivalent) and self._equivalent[-1][0] is pair
-        if noted or rotates(pair, "residual") or (found is not None and found.residual <= TAKEN_BACK):
+        if pair.rotation == "rotated" or (found is not None and found.residual <= TAKEN_BACK):
             return True
         if not pair.vectors:
             return found is None
@@ -204,9 +221,9 @@ class _Walk:
             return replace(found, message=f"{found.message}; {words}")
         return replace(found, kind=kind, residual=0.0, message=words)
 
-    def behind(self, level: float | None) -> Finding | None:
+    def _behind(self) -> Finding | None:
         """What the model gives, where no attention differs."""
-        pair = self.pairs[-1]
+        pair, level = self.pairs[-1], self._level
         expected = floor.residual(self._before, pair.eps)
         if level is None or floor.times(level, expected) <= 1:
             return None
@@ -230,7 +247,7 @@ class _Walk:
                 self._small.append((pair, "q and k", largest))
             for found in vectors.factor_of_products(pair):
                 sure = found.residual < 0.9 and abs((found.value or 1) - 1) > SURE * vector
-                return found if sure and found.reproduced and not _is_equivalent(pair) else None
+                return found if sure and found.reproduced and not pair.weights and not _is_equivalent(pair) else None
             return None
         rounded = [found for found in own if found.kind == "key_rounding"]
         if rounded:
@@ -277,7 +294,7 @@ class _Walk:
             return Finding("scale", "final score", float(left), c, pair.heads(times > 1), words)
         return Finding("scores", "final score", 1.0, None, pair.heads(times > 1), "scores differ")
 
-    def explanation(self, pair: SitePair, found: Finding) -> Explanation:
+    def _explained(self, pair: SitePair, found: Finding) -> Explanation:
         """What was found, where else it is, and what else each run shows by itself."""
         also = self._also(pair, found)
         if found.kind in ("input", "values", "head_order") and not equivalence.is_known(pair):
@@ -310,12 +327,12 @@ class _Walk:
             seen.setdefault(one.kind, Remark(one.kind, clean_name(other.a.name), one.stage, one.value, one.message))
         return tuple(seen.values())
 
-    def without_cause(self, level: float | None) -> Explanation:
-        """No stage of any site is beyond rounding, or what is has no effect.
-
-        Args:
-            level: how far apart what the models give is; None where that is not known.
-        """
+    def _without_cause(self, rounded: list[SitePair]) -> Explanation:
+        """No stage of any site is beyond rounding, or what is has no effect."""
+        level = self._level
+        if rounded and len(self._equivalent) == 1:
+            found = replace(self._equivalent[0][1], kind="rounding")
+            return Explanation.of(rounded[0], found, len(rounded), len(self.pairs), self._transforms())
         if self._equivalent:
             first = self._equivalent[0][0]
             found = min(
@@ -385,4 +402,4 @@ def _agree(pair: SitePair, scores: np.ndarray) -> bool:
     final = scores / np.maximum(pair.score_size, 1e-300)
     before = np.maximum(apart, pair.raw_level)
     agree = (floor.times(final, floor.products(pair)) < 1) | (final < MENDED * before)
-    return bool(agree.all() and (final < 0.2 * before).any())
+    return bool(agree.all() and (final < (0.5 if pair.weights else 0.2) * before).any())

@@ -12,7 +12,7 @@ from attemper.text import clean_name, count
 
 HARMLESS = ("none", "rounding", "few_tokens", "equivalent", "too_small")
 """Kinds that are no fault."""
-TRANSFORMS = ("rescaled", "rotated", "folded", "permuted", "repeated", "shifted")
+TRANSFORMS = ("rescaled", "rotated", "centred", "folded", "permuted", "repeated", "shifted", "rounded")
 """Kinds of remarks: how other weights make the same function."""
 
 
@@ -45,8 +45,8 @@ class Explanation:
         value: its number: factor, cap, length, base, bits; None where there is none.
         residual: what the cause leaves of the squared difference, 0 to 1.
         confidence: "high", "medium" or "low".
-        also: other findings, and of an equivalent pair the transforms: "rescaled", "rotated", "folded", "permuted",
-            "repeated", "shifted".
+        also: other findings, and how other weights make the same function: "rescaled", "rotated", "centred", "folded",
+            "permuted", "repeated", "shifted", "rounded".
         message: all of it in words.
     """
 

@@ -56,7 +56,7 @@ _WEIGHTS = "weights."
 _FOLLOWING = ("final", "lse")
 """Fields that are left out where they follow from others."""
 _OUTPUT_FACTS = ("name", "width")
-_OUTPUT_SHAPES = {"rows": (2,), "sketch": (1 + PROJECTIONS,), "grams": (2, 1 + ANCHORS)}
+_OUTPUT_SHAPES = {"rows": (2,), "sketch": (1 + PROJECTIONS,)}
 """Arrays of what the model gives -> their shape behind the rows."""
 
 
@@ -183,8 +183,8 @@ def _output(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Model
 
 
 def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: facts[name] for name in _FACTS if name not in ("kept_heads", "width")}
-    given["width"] = facts.get("width")  # from version 3 on
+    later = ("width", "weight_bits", "weight_error")  # from version 3 on
+    given = {name: facts.get(name) if name in later else facts[name] for name in _FACTS if name != "kept_heads"}
     kept = facts.get("kept_heads")  # files of before 0.2.0 keep all heads
     given["kept_heads"] = None if kept is None else tuple(map(int, kept))
     given["inv_freq"] = None if facts["inv_freq"] is None else tuple(map(float, facts["inv_freq"]))

@@ -38,7 +38,7 @@ def enter(pair: SitePair, before: Before) -> None:
 
 def after(pair: SitePair, before: Before) -> Before:
     """How far they are apart when the next block begins."""
-    heads = np.mean([level_of_rows(rows) for rows in pair.output])
+    heads = float(np.mean([level_of_rows(rows) for rows in pair.output]))
     entered, gave = max(level_of_rows(pair.residual), given(pair)), _unless_more(heads, float(outputs(pair).mean()))
     return Before(entered, gave, max(before.most, math.hypot(entered, gave)))
 

@@ -26,6 +26,8 @@ class SitePair:
     """Which heads of run b stand in place of its own; None: its own."""
     source: float = 0.0
     """How far apart rounding may bring what keys of cross attention are made of."""
+    weights: float = 0.0
+    """What rounding of weights adds to that of numbers."""
 
     @cached_property
     def rounding(self) -> tuple[float, float]:
@@ -35,7 +37,7 @@ class SitePair:
     @cached_property
     def eps(self) -> float:
         """Of the lower precision of the two."""
-        return max(self.rounding)
+        return max(self.weights, *self.rounding)
 
     @cached_property
     def places(self) -> np.ndarray:
@@ -79,7 +81,13 @@ class SitePair:
         """[R]: relative difference of one of ``GRAMS``; by inner products, if these say that it was rotated."""
         place, width = GRAMS.index(name), self.a.width or 1
         own = sketch_difference(getattr(self.a, name), getattr(self.b, name))
-        return unless_rotated(own, self.a.grams[:, place], self.b.grams[:, place], width)
+        return _unless_rotated(own, self.a.grams[:, place], self.b.grams[:, place], width)
+
+    @cached_property
+    def rotation(self) -> str | None:
+        """What was done to the residual stream of the one run: "rotated", "centred", or None."""
+        level = level_of_rows(sketch_difference(self.a.residual, self.b.residual))
+        return None if level_of_rows(self.residual) == level else "rotated" if level > _TURNED else "centred"
 
     @cached_property
     def input(self) -> np.ndarray:
@@ -157,35 +165,35 @@ def _moved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.array([level_of_rows(row) for row in rows])
 
 
-ROTATED = 0.25
+ROTATED = 0.4
 """States were rotated if inner products say that they differ by so much less than they do as they are ..."""
-_TURNED = 0.02
-"""... and they do by more than this."""
+_TURNED = 0.5
+"""... and they do by more than this: states with much in common are nearly rotated by a fault, too."""
+_CENTRED, _LESS = 0.02, 0.6
+"""The mean of features of states was taken off if they differ by more than the first, and, less that mean, by at most
+the second of what they do with it.
+"""
 
 
-def unless_rotated(own: np.ndarray, a: np.ndarray, b: np.ndarray, width: int) -> np.ndarray:
+def _unless_rotated(own: np.ndarray, a: np.ndarray, b: np.ndarray, width: int) -> np.ndarray:
     """[R]: the difference of states ``own``, or by their inner products [R, 2, 1 + ANCHORS] if these differ less.
 
     An error of each vector by itself shows in a product of two as sqrt(2 / width) of its relative size; those of two
     runs in other weights are sqrt(2) times as large. The one run may have lost the mean of features that LayerNorm
     takes off.
     """
-    found = [own]
-    if not level_of_rows(own) > _TURNED:
-        return own
-    for one, other in ((a[:, 0], b[:, 0]), (a[:, 1], b[:, 0]), (a[:, 0], b[:, 1])):
+
+    def difference(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         change = np.median(np.abs(one[:, 1:].astype(np.float64) - other[:, 1:]), -1) / 0.6745
         size = np.maximum(one[:, 0], other[:, 0])
-        rows = change / np.where(size > 0, size, 1.0) * np.sqrt(width) / 2
-        if not np.isnan(rows).all() and level_of_rows(rows) < ROTATED * level_of_rows(own):
-            found.append(rows)
-    return min(found, key=level_of_rows)
+        return change / np.where(size > 0, size, 1.0) * np.sqrt(width) / 2
 
-
-def rotates(pair: SitePair, name: str) -> bool:
-    """Whether the one run has rotated states."""
-    own = sketch_difference(getattr(pair.a, name), getattr(pair.b, name))
-    return level_of_rows(pair.states(name)) < ROTATED * level_of_rows(own)
+    level, turned = level_of_rows(own), difference(a[:, 0], b[:, 0])
+    if np.isnan(turned).all() or level <= _CENTRED:
+        return own
+    most = ROTATED * level if level > _TURNED else _LESS * min(level, level_of_rows(turned))
+    found = [turned, difference(a[:, 1], b[:, 0]), difference(a[:, 0], b[:, 1])]
+    return min((rows for rows in found if level_of_rows(rows) <= most), key=level_of_rows, default=own)
 
 
 def sketch_difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:

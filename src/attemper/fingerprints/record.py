@@ -80,6 +80,8 @@ class SiteFingerprint:
             1 + SIDE^2] float32, of all and of each ``head_dim`` rows: norm, and products with signs on both sides.
         kept_heads: numbers of the heads that were kept, all that read the same keys together; None for all.
         width: features of what enters the block.
+        weight_bits, weight_error: of the coarsest grid on which weights of the block stand: bits, and the error of
+            rounding to it relative to them; None where they stand on none.
 
     What was not seen is NaN. In runs of 16 bits, ``raw`` and sketches are rounded to 15 bits of their row's largest.
     """
@@ -114,6 +116,8 @@ class SiteFingerprint:
     grams: np.ndarray
     kept_heads: tuple[int, ...] | None = None
     width: int | None = None
+    weight_bits: int | None = None
+    weight_error: float | None = None
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -135,14 +139,13 @@ class ModelOutput:
         name: its key or place in what the model returns; "" where that is one tensor.
         width: numbers of a row.
         rows: [R, 2] int32: sequence and place; a place of -1 is a whole sequence.
-        sketch, grams: [R, 1 + PROJECTIONS] and [R, 2, 1 + ANCHORS] float32, as those of a site.
+        sketch: [R, 1 + PROJECTIONS] float32.
     """
 
     name: str
     width: int
     rows: np.ndarray
     sketch: np.ndarray
-    grams: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from attemper.errors import BackendError, InputError
 from attemper.fingerprints.record import ROWS, Fingerprint, ModelOutput, SiteFingerprint, chosen_sequences
 from attemper.monitor.call_sites import MOST_CALLS
 from attemper.monitor.collector import Collector
+from attemper.monitor.fingerprint_grids import grid_of
 from attemper.monitor.fingerprint_output import OutputRows
 from attemper.monitor.fingerprint_rows import SeenAttention
 from attemper.monitor.fingerprint_site import CallRows, SiteRows
@@ -128,7 +129,7 @@ class FingerprintCollector(Collector):
         self.first_sequence = 0
         self.hidden = HiddenStates()
         self.found: dict[tuple[str, str], SiteRows] = {}
-        self._kept: dict[int, tuple[Places, CallRows, str]] = {}
+        self._kept: dict[int, tuple[Places, CallRows, str, nn.Module]] = {}
         """By the identity of a call's ``places``; what is kept is no longer than its rows."""
         self._chosen: dict[int, CallRows] = {}
         """By number of tokens."""
@@ -175,7 +176,8 @@ class FingerprintCollector(Collector):
                 frame.waiting.append(partial(rows.end, name))
         if kind == "self":
             self._chosen[shape[2]] = rows
-        self._kept[id(seen.places)] = seen.places, rows, torch.get_float32_matmul_precision()
+        within = place if block is None else block.module
+        self._kept[id(seen.places)] = seen.places, rows, torch.get_float32_matmul_precision(), within
 
     def commit(self) -> None:
         """Keeps the rows of a pass that went through. A tap and the attention beside it are one site."""
@@ -183,13 +185,12 @@ class FingerprintCollector(Collector):
             if seen.reason is not None:
                 self.skipped[seen.name] = seen.reason
             elif id(seen.places) in self._kept:
-                _, rows, precision = self._kept[id(seen.places)]
-                self._add_rows(seen.name, rows, precision)
+                self._add_rows(seen.name, *self._kept[id(seen.places)][1:])
         self._kept.clear()
         self._outputs.add(self.hidden.output, self._chosen)
         self.hidden.output = None
 
-    def _add_rows(self, name: str, rows: CallRows, precision: str) -> None:
+    def _add_rows(self, name: str, rows: CallRows, precision: str, block: nn.Module) -> None:
         key = name, rows.kind
         if key not in self.found:
             facts = {
@@ -197,6 +198,7 @@ class FingerprintCollector(Collector):
                 "matmul_precision": precision,
                 "weights": weights_of(self._model, name, rows.shape[2], rows.facts["dtype"]),
             }
+            facts |= zip(("weight_bits", "weight_error"), grid_of(block) or (None, None), strict=True)
             self.found[key] = SiteRows.of(name, len(self.found), rows, self._heads, **facts)
         if not self.found[key].add(rows):
             self.skipped[name] = "its heads or their size change from batch to batch"

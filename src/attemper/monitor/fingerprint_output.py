@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from attemper.fingerprints.packing import round_rows
-from attemper.fingerprints.record import ANCHORS, ModelOutput, join_rows
-from attemper.monitor.fingerprint_rows import grams_of, sketch_of
+from attemper.fingerprints.record import ModelOutput, join_rows
+from attemper.monitor.fingerprint_rows import sketch_of
 from attemper.monitor.fingerprint_site import CallRows
 
 _WIDEST = 2**18
@@ -22,7 +22,6 @@ class OutputRows:
 
     def __init__(self) -> None:
         self._parts: list[ModelOutput | None] = []
-        self._anchors: Tensor | None = None
 
     def add(self, given: Any, calls: Mapping[int, CallRows]) -> None:
         """Keeps the rows of a pass.
@@ -34,12 +33,12 @@ class OutputRows:
         if states is None or not calls:
             self._parts.append(None)
             return
+        low = states.dtype.itemsize == 2
         call = calls.get(states.shape[1]) if states.dim() == 3 else None
         taken = None if call is None else call.chosen.take(states)
         if call is not None and taken is not None:
             rows = np.concatenate([part.rows for part in call.rows])
-            self._anchors = taken[1] if self._anchors is None else self._anchors
-            grams = grams_of(taken[0], self._anchors)
+            states = taken[0]
         else:
             # One for each sequence, whole: classes, images, pooled states.
             call, whole = next(iter(calls.values())), states.flatten(1)
@@ -49,19 +48,16 @@ class OutputRows:
                 return
             numbers = dict.fromkeys(number for part in call.rows for number in part.rows[:, 0].tolist())
             rows = np.array([[number, -1] for number in numbers], np.int32)
-            taken = whole[places].cpu().double(), whole
-            grams = np.full((len(rows), 2, 1 + ANCHORS), np.nan, np.float32)
-        sketch = sketch_of(taken[0])
-        if states.dtype.itemsize == 2:
-            sketch, grams = round_rows(sketch), round_rows(grams)
-        self._parts.append(ModelOutput(name, taken[0].shape[1], rows, sketch, grams))
+            states = whole[places].cpu().double()
+        sketch = sketch_of(states)
+        self._parts.append(ModelOutput(name, states.shape[1], rows, round_rows(sketch) if low else sketch))
 
     def joined(self) -> ModelOutput | None:
         """All rows as one; None where a batch had none, or they are of different kinds."""
         parts = [part for part in self._parts if part is not None]
         if len(parts) < len(self._parts) or len({(part.name, part.width) for part in parts}) != 1:
             return None
-        arrays = (join_rows([getattr(part, name) for part in parts], 0) for name in ("rows", "sketch", "grams"))
+        arrays = (join_rows([getattr(part, name) for part in parts], 0) for name in ("rows", "sketch"))
         return ModelOutput(parts[0].name, parts[0].width, *arrays)
 
 
