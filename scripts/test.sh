@@ -1,14 +1,33 @@
 #!/usr/bin/env bash
 # Installs attemper with its development tools into .venv and runs the checks: lint, format, types and the tests.
 # --all runs what a default run holds back, too, and installs what only that needs. Other options go on to pytest.
+# --releases newest (or oldest) runs the default tests with the newest (the oldest claimed) releases of what attemper stands on,
+# in build/releases-newest, and writes the lane's row in docs/compatibility.md. --with-torch takes torch's ordinary build, of 5 GB.
 # Needs Python 3.11 or newer with venv and pip; PYTHON names another interpreter than python3.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-all=
-for option in "$@"; do
-    [[ $option == --all ]] && all=yes
+all= releases= torch=
+given=()
+while (($#)); do
+    case $1 in
+    --releases) releases=${2:-} && shift ;;
+    --with-torch) torch=--torch ;;
+    --all) all=yes && given+=("$1") ;;
+    *) given+=("$1") ;;
+    esac
+    shift
 done
+set -- "${given[@]}"
+[[ ! $releases || $releases == newest || $releases == oldest ]] ||
+    fail "--releases takes newest or oldest, got '$releases'. For example: bash $0 --releases newest"
+[[ ! $torch || $releases ]] || fail "--with-torch goes with --releases: bash $0 --releases newest --with-torch"
+
+if [[ $releases ]]; then
+    source scripts/releases.sh
+    test_releases "$releases" "$torch" "$@"
+    exit
+fi
 
 create_environment
 install_chromium &

@@ -13,7 +13,7 @@ from attemper.errors import InputError
 
 def positive_number(where: str, value: float, advice: str, *, infinite: bool = False) -> float:
     """``value`` as a float if it is above 0 (and finite, unless ``infinite``), else ``InputError``."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where} must be a number, got {type(value).__name__}. {advice}")
     if not value > 0 or (value == math.inf and not infinite):
         raise InputError(f"{where} must be {'' if infinite else 'finite and '}above 0, got {value}. {advice}")
@@ -50,7 +50,7 @@ def refuse_nested(where: str, given: Mapping[str, object]) -> None:
     """``InputError`` if one of the arguments (name -> what came) is a nested tensor."""
     for name, tensor in given.items():
         # A number that a compiler traces as one of many has no attributes that may be asked for.
-        if not isinstance(tensor, int | float) and getattr(tensor, "is_nested", False):
+        if not isinstance(tensor, (int, float)) and getattr(tensor, "is_nested", False):
             raise InputError(
                 f"{where}({name}=...) is a nested tensor, whose sequences differ in length. Pad it with "
                 "torch.nested.to_padded_tensor and hide the padding (a mask; -inf among scores), or give the sequences "

@@ -51,7 +51,7 @@ def warmup_anneal(initial: float = 2.0, final: float = 0.1, *, start: float = 1.
         >>> [round(warmup_anneal()(step, 100), 3) for step in (0, 10, 55, 100)]
         [1.0, 2.0, 1.05, 0.1]
     """
-    if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not 0 <= warmup < 1:
+    if isinstance(warmup, bool) or not isinstance(warmup, (int, float)) or not 0 <= warmup < 1:
         raise InputError(f"warmup_anneal(warmup=...) is the share of steps, from 0 to below 1; got {warmup!r}.")
     return _WarmupAnneal(
         _positive("warmup_anneal", "initial", initial),
@@ -134,7 +134,7 @@ def _pair(point: object) -> tuple[float, float]:
     if not isinstance(point, Sequence) or len(point) != 2 or isinstance(point, str):
         raise InputError(f"piecewise(points) must hold pairs (share of the steps, number), got {point!r}.")
     share, value = point
-    if isinstance(share, bool) or not isinstance(share, int | float):
+    if isinstance(share, bool) or not isinstance(share, (int, float)):
         raise InputError(f"piecewise(points) must hold pairs (share of the steps, number), got {point!r}.")
     return float(share), _positive("piecewise", "points", value)
 

@@ -200,7 +200,7 @@ def threshold(min_weight: Any, where: str = "Threshold") -> Normalization:
     Raises:
         InputError: it is not a number from 0 to below 1.
     """
-    if isinstance(min_weight, bool) or not isinstance(min_weight, int | float) or not 0 <= min_weight < 1:
+    if isinstance(min_weight, bool) or not isinstance(min_weight, (int, float)) or not 0 <= min_weight < 1:
         raise InputError(
             f"{where}(min_weight=...) must be a number from 0 to below 1, got {min_weight!r}. It is the softmax weight "
             "from which a key keeps its share: 0 keeps all, 0.01 those of at least 1%."
@@ -215,7 +215,7 @@ def entmax(alpha: float | Tensor) -> Normalization:
         InputError: alpha is a number below 1, or not finite.
     """
     if not isinstance(alpha, Tensor) and (
-        isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 1 <= alpha < math.inf
+        isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1 <= alpha < math.inf
     ):
         raise InputError(
             f"Entmax(alpha=...) must be a finite number of at least 1, or a tensor, got {alpha!r}. 1 is softmax, 1.5 "

@@ -340,7 +340,7 @@ def _sink(where: str, query: Tensor, sink: Tensor | None) -> Tensor | None:
 
 
 def _dropout(where: str, dropout_p: float) -> float:
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float) or not 0 <= dropout_p <= 1:
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p <= 1:
         raise InputError(f"{where}(dropout_p=...) must be a probability from 0 to 1, got {dropout_p!r}.")
     return float(dropout_p)
 

@@ -27,7 +27,7 @@ def row_multiplier(where: str, query: Tensor, scale: float | None, temperature: 
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     if scale is None:
         scale = 1.0 / math.sqrt(max(query.shape[3], 1))
-    elif isinstance(scale, bool) or not isinstance(scale, int | float | torch.SymFloat) or not abs(scale) < math.inf:
+    elif isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)) or not abs(scale) < math.inf:
         raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
     if isinstance(temperature, Tensor):
         return divide_by_temperature(scale, _of_rows(where, temperature, query).to(dtype))

@@ -247,12 +247,12 @@ class Objective:
 
 def _split(batches: Iterable[Any], validation: float, seed: int) -> tuple[list[Any], list[Any]]:
     """Batches to fit on and batches to hold out, each in their order."""
-    if isinstance(batches, Tensor | Mapping | str):
+    if isinstance(batches, (Tensor, Mapping, str)):
         raise InputError(
             f"calibrate(batches) must be an iterable of batches, got one {type(batches).__name__}: split it, so that "
             "some can be held out."
         )
-    if isinstance(validation, bool) or not isinstance(validation, int | float) or not 0 < validation < 1:
+    if isinstance(validation, bool) or not isinstance(validation, (int, float)) or not 0 < validation < 1:
         raise InputError(f"calibrate(validation=...) is a share between 0 and 1, got {validation!r}.")
     known = list(batches)
     held = round(validation * len(known))
@@ -275,7 +275,7 @@ def _fewest(validation: float) -> int:
 
 def _check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     advice = "Give (low, high) with low < 1 < high."
-    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise InputError(f"calibrate(bounds=...) must be two numbers, got {bounds!r}. {advice}")
     low, high = (positive_number("calibrate(bounds=...)", bound, advice) for bound in bounds)
     if not low < 1 < high:

@@ -23,7 +23,7 @@ class Penalty(ABC):
     stats: tuple[str, ...] = ("entropy",)
 
     def __init__(self, coef: float) -> None:
-        if isinstance(coef, bool) or not isinstance(coef, int | float) or not math.isfinite(coef):
+        if isinstance(coef, bool) or not isinstance(coef, (int, float)) or not math.isfinite(coef):
             raise InputError(f"{type(self).__name__}(coef=...) must be a finite number, got {coef!r}.")
         self.coef = float(coef)
 
@@ -83,7 +83,7 @@ class EntropyTarget(Penalty):
 
     def goal(self, step: int) -> float:
         alpha = self.alpha(step, self.total_steps or 1) if callable(self.alpha) else self.alpha
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha < math.inf:
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha < math.inf:
             raise InputError(f"EntropyTarget(alpha=...) must be at least 0 and finite, got {alpha!r} at step {step}.")
         return float(alpha)
 

@@ -346,7 +346,7 @@ def _modules(given: Any, count: int) -> list[Temperature]:
     """
     if isinstance(given, Temperature):
         return _copies(given, count)
-    if isinstance(given, nn.Module) or not isinstance(given, int | float | Tensor) or isinstance(given, bool):
+    if isinstance(given, nn.Module) or not isinstance(given, (int, float, Tensor)) or isinstance(given, bool):
         raise InputError(
             f"temper(temperature=...) must be a number above 0, a tensor [heads] or a module of attemper.nn, got "
             f"{type(given).__name__}."

@@ -257,9 +257,9 @@ class Thermostat:
             if not isinstance(self.total_steps, int) or self.total_steps < 1:
                 raise InputError("Thermostat(target_entropy=schedule) needs total_steps=, those of the training.")
             target = target(step, self.total_steps)
-        band = tuple(target) if isinstance(target, tuple | list) else (target, target)
+        band = tuple(target) if isinstance(target, (tuple, list)) else (target, target)
         ceiling = 1.0 if self.unit == "normalized" else math.inf
-        numbers = all(isinstance(side, int | float) and not isinstance(side, bool) for side in band)
+        numbers = all(isinstance(side, (int, float)) and not isinstance(side, bool) for side in band)
         if len(band) != 2 or not numbers or not 0 <= band[0] <= band[1] <= ceiling or math.isinf(band[0]):
             raise InputError(
                 f"Thermostat(target_entropy=...) must be a number or a band (low, high) of at least 0"

@@ -189,7 +189,7 @@ def pac_bayes_bound(empirical_loss: float | Tensor, kl: float | Tensor, rows: in
     divergence = _check_range(f"{where}(kl=...)", kl, math.inf, dtype, "It is in nats.")
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise InputError(f"{where}(rows=...) must be an int of at least 1, got {rows!r}.")
-    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < 1:
+    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < 1:
         raise InputError(
             f"{where}(delta=...) must be a probability above 0 and below 1, got {delta!r}. 0.05 gives a bound that "
             "holds 95 times in 100."
@@ -263,7 +263,7 @@ def _check_range(where: str, value: float | Tensor, most: float, dtype: torch.dt
         if not value.dtype.is_floating_point:
             raise InputError(f"{where} must be a number or a floating tensor, got {value.dtype}.")
         return value.to(dtype)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where} must be a number or a floating tensor, got {type(value).__name__}. {advice}")
     if not 0 <= value <= most or math.isinf(value):
         span = "finite and at least 0" if math.isinf(most) else f"from 0 to {most:g}"

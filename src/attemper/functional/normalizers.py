@@ -227,7 +227,7 @@ def per_row(where: str, name: str, value: float | Tensor, x: Tensor, advice: str
                 f"{where}({name}) must be broadcastable to {list(x.shape[:-1])}, the scores without their keys, got "
                 f"{list(value.shape)}. {advice}"
             ) from error
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where}({name}) must be a number or a tensor, got {type(value).__name__}. {advice}")
     if math.isnan(value):
         raise InputError(f"{where}({name}) must be a number, got nan. {advice}")

@@ -161,10 +161,10 @@ def length_temperature(n: float | Tensor, reference: float, law: str = "log", *,
     """
     one_of("length_temperature(law=...)", law, LAWS)
     least = 1.0 if law == "log" else 0.0
-    if isinstance(reference, bool) or not isinstance(reference, int | float) or not least < reference < math.inf:
+    if isinstance(reference, bool) or not isinstance(reference, (int, float)) or not least < reference < math.inf:
         raise InputError(f"length_temperature(reference=...) must be a number above {least:g}, got {reference!r}.")
     if not isinstance(n, Tensor):
-        if isinstance(n, bool) or not isinstance(n, int | float) or not 1 <= n < math.inf:
+        if isinstance(n, bool) or not isinstance(n, (int, float)) or not 1 <= n < math.inf:
             raise InputError(f"length_temperature(n) must be a number of keys of at least 1, got {n!r}.")
         return float(_law(torch.tensor(n, dtype=torch.float64), float(reference), law, beta))
     if n.dtype == torch.bool or n.is_complex():
@@ -183,7 +183,7 @@ def _double(tensor: Tensor) -> Tensor:
 
 def _targets(target: float | Tensor, shape: list[int], device: torch.device) -> Tensor:
     if not isinstance(target, Tensor):
-        if isinstance(target, bool) or not isinstance(target, int | float) or math.isnan(target):
+        if isinstance(target, bool) or not isinstance(target, (int, float)) or math.isnan(target):
             raise InputError(f"temperature_for_entropy(target) must be an entropy in nats, got {target!r}.")
         return torch.full(shape, float(target), dtype=torch.float32 if device.type == "mps" else torch.float64)
     if not target.dtype.is_floating_point or bool(target.isnan().any()):

@@ -330,7 +330,7 @@ def _start(where: str, name: str, given: Any, learned: bool, num_heads: int) -> 
                 f"if given, its length; got {given.dtype} {list(given.shape)} and num_heads={num_heads}."
             )
         return given.detach().clone().to(torch.promote_types(given.dtype, torch.float32))
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
         raise InputError(f"{where}({name}=...) must be a finite number or a tensor [heads], got {given!r}.")
     if num_heads > 1 and not learned:
         raise InputError(f"{where}(num_heads={num_heads}) is for what is learned: pass learned=True, or leave it out.")

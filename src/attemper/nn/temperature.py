@@ -78,7 +78,7 @@ class FixedTemperature(Temperature):
 
     def __init__(self, value: float | Tensor | Iterable[float] = 1.0) -> None:
         super().__init__()
-        if isinstance(value, int | float):
+        if isinstance(value, (int, float)):
             positive_number("FixedTemperature(value)", value, TEMPERATURE_ADVICE, infinite=True)
         given = _per_head("FixedTemperature(value)", value)
         self.register_buffer("value", wide(given) if isinstance(value, Tensor) else given.float())
@@ -359,7 +359,7 @@ def _per_head(where: str, value: float | Tensor | Iterable[float]) -> Tensor:
     if isinstance(value, Tensor):
         tensor = value.detach().clone()
     else:
-        numbers = [value] if isinstance(value, int | float) else value
+        numbers = [value] if isinstance(value, (int, float)) else value
         tensor = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
     if tensor.dim() == 0:
         tensor = tensor[None]
