@@ -93,7 +93,7 @@ def sharpened(model: tf.PreTrainedModel) -> tf.PreTrainedModel:
 def _expected(model: tf.PreTrainedModel, batch: dict[str, Tensor]) -> list[Tensor]:
     """Mean entropies per head of both layers, by the model's own weights or from its projections."""
     implementation = model.config._attn_implementation
-    if implementation == "sdpa" and model.config.alibi:
+    if implementation == "sdpa" and getattr(model.config, "alibi", False):
         return _falcon_with_alibi(model, batch)
     # Falcon's masks are made for SDPA where it is set to it: its weights are right only where it is not.
     model.config._attn_implementation = "eager"

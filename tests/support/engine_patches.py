@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ def edited(modules: Sequence[Any], edit: Callable[[Any, dict[str, Any]], None]) 
 
 def _wrap(module: Any, edit: Callable[[Any, dict[str, Any]], None]) -> Callable[[], None]:
     original = module.forward
-    names = [name for name in type(module).forward.__code__.co_varnames if name != "self"]
+    names = _names(module)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         kwargs |= dict(zip(names, args, strict=False))
@@ -34,6 +35,11 @@ def _wrap(module: Any, edit: Callable[[Any, dict[str, Any]], None]) -> Callable[
 
     module.forward = forward
     return lambda: module.__dict__.pop("forward", None)
+
+
+def _names(module: Any) -> list[str]:
+    """What a module's forward is called with, also behind a decorator."""
+    return [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
 
 
 @contextmanager
@@ -96,8 +102,8 @@ class _Cache:
 
 
 def stored(tiny: Tiny, sites: list[int], change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Any:
-    def edit(_: Any, kwargs: dict[str, Any]) -> None:
-        kwargs["past_key_values"] = _Cache(change)
+    def edit(module: Any, kwargs: dict[str, Any]) -> None:
+        kwargs["cache" if "cache" in _names(module) else "past_key_values"] = _Cache(change)
 
     return edited([tiny.attentions[site] for site in sites], edit)
 
