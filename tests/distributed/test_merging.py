@@ -35,6 +35,7 @@ def launched(folder: Path, ranks: int, *cases: str, killed: int | None = None) -
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    shared["PYTHONFAULTHANDLER"] = "1"  # says where a process aborts
     command = [sys.executable, "-m", "tests.distributed.merging", str(folder), *cases]
     processes = [
         subprocess.Popen(

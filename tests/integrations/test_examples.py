@@ -58,7 +58,7 @@ def check_example(name: str, folder: Path, launcher: tuple[str, ...] = (), **env
     done = subprocess.run(
         [sys.executable, *launcher, str(ROOT / "examples" / f"{name}.py")],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"} | environment,
         capture_output=True,
         text=True,
         timeout=300,

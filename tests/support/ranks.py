@@ -34,7 +34,7 @@ def torchrun(worker: str, folder: Path, *cases: str, processes: int = 2, seconds
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},  # says where a process aborts
     ) as process:
         try:
             output, _ = process.communicate(timeout=seconds)
