@@ -22,13 +22,20 @@ from attemper.sites.observation import current
 BROKEN = RuntimeError("a piece of ours is broken")
 
 
+class Odd(nn.Module):
+    """An attention that cannot be read."""
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q @ k.transpose(-2, -1)).softmax(-1).square() @ k
+
+
 class Attention(nn.Module):
     """The ways in: SDPA with a tap, softmax by hand, our own function, nn.MultiheadAttention with padding."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_heads, self.qkv = 4, nn.Linear(32, 96)
-        self.inner = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.inner, self.odd = nn.MultiheadAttention(32, 4, batch_first=True), Odd()
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
@@ -36,7 +43,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         mixed = mixed + (q @ v.transpose(-2, -1)).softmax(-1) @ k
         mixed = mixed + attemper.attention(k, q, v).output
-        mixed = mixed + ((q + v) @ k.transpose(-2, -1)).softmax(-1).square() @ k  # cannot be read
+        mixed = mixed + self.odd(q + v, k)
         mixed = mixed.transpose(1, 2).flatten(2)
         return self.inner(mixed, mixed, mixed, key_padding_mask=attention_mask == 0)[0]
 
@@ -100,11 +107,12 @@ PIECES = (
         f"monitor.collector:Collector.{name}"
         for name in (
             "name_of", "owns", "begin", "running", "key_tokens", "see", "skip", "commit", "forget", "_see",
-            "_note_call", "_place", "_is_kept", "_kind", "_next_name", "_add", "_site",
+            "_note_call", "_place", "_is_kept", "_kind", "_add", "_site",
         )
     ),
     *(f"monitor.collector:{name}" for name in ("measurement", "measure", "local", "sketch", "places")),
     "monitor.collector:SiteSums",
+    "monitor.call_sites:CallSites.number",
     *(f"monitor.calls:{name}" for name in ("Pairing.join", "Pairing._one", "partners", "Arguments.difference")),
     *(f"monitor.head_sums:SiteSums.{name}" for name in ("__init__", "add")),
     *(
@@ -130,7 +138,7 @@ PIECES = (
     ),
     *(
         f"sites.torch_functions:{name}"
-        for name in ("AttentionMode._report", "AttentionMode._follow", "AttentionMode._whole", "_of_tokens",
+        for name in ("AttentionMode._report", "AttentionMode._follow", "_of_tokens",
                      "_readable", "hides", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
     ),
     *(f"sites.identity:{name}" for name in ("place", "_memory", "Origins.follow", "Origins.of_scores")),
