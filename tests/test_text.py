@@ -101,6 +101,7 @@ AT_LEAST_TWO = {
     "call/spans.py": "a label that the scans of two releases compare",
     "control/saved_model.py": "bytes beyond a limit",
     "fingerprints/causes/rotary.py": "features that turn in pairs",
+    "fingerprints/align.py": "a name of what counts places",
     "lab/": "experiments have many of everything",
     "monitor/data_parallel.py": "ranks of a mesh",
     "monitor/head_weights.py": "more than the largest number of weights",

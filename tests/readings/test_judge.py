@@ -404,6 +404,8 @@ def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
     one, told_then = Judge(), dict[tuple[Any, ...], Alarm]()
     for given in restless(250, 1):
         for alarm in one.feed(given):
+            if KINDS[alarm.kind].law == "fall_from_baseline" and alarm.worst is not None and alarm.latest is not None:
+                assert alarm.worst <= alarm.latest
             if alarm.ended is None:
                 assert (alarm.value, alarm.step) == (alarm.worst, alarm.worst_step) == (alarm.latest, alarm.latest_step)
                 assert alarm.step == alarm.since == given.step

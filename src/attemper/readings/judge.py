@@ -234,7 +234,9 @@ class Judge:
         figures = self._figures(kind, measure, found, step)
         begins = on & ~old.on
         seen = on & ~np.isnan(measure)
-        further = measure > old.worst.measure if _rings_above(kind) else measure < old.worst.measure
+        relative = kind.law == "fall_from_baseline"
+        value, worst = (one.now if relative else one.measure for one in (figures, old.worst))  # as alarms give it
+        further = value > worst if _rings_above(kind) else value < worst
         found_at = ((begins, old.first), (begins | (seen & further), old.worst), (seen, old.latest))
         first, worst, latest = (
             Figures(*(np.where(where, new, was) for new, was in zip(figures, before, strict=True)))
