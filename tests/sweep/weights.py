@@ -56,10 +56,13 @@ class Map:
         """
         weights = self.weights.double()
         rows = torch.stack((-torch.xlogy(weights, weights).sum(-1), weights.amax(-1)))
-        seen = (weights.sum(-1) > 0.5).double()
-        for shape in _layouts(seen.shape[0], seen.shape[1], heads):
-            here = seen.view(shape)
-            yield (rows.view(2, *shape) * here).sum((1, 3)) / here.sum((0, 2))
+        some = weights.sum(-1) > 0.5
+        # Added masks of the lowest number make a row that sees nothing uniform, to the last bit: it is no row.
+        uneven = some & (weights.amax(-1) > weights.amin(-1))
+        for seen in (some.double(), uneven.double()):
+            for shape in _layouts(seen.shape[0], seen.shape[1], heads):
+                here = seen.view(shape)
+                yield (rows.view(2, *shape) * here).sum((1, 3)) / here.sum((0, 2))
 
 
 def _layouts(count: int, queries: int, heads: int) -> Iterator[tuple[int, int, int]]:
