@@ -26,6 +26,21 @@ from attemper.sites.names import names_of
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.bmm: 0, _ATEN.mm: 0, _ATEN.baddbmm: 1, _ATEN.addmm: 1}
 """Products, and the place of their left operand."""
+_COPIES = {
+    getattr(_ATEN, name)
+    for name in (
+        "clone",
+        "_to_copy",
+        "view",
+        "_unsafe_view",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "unsqueeze",
+        "alias",
+    )
+}
 _SOFTMAX = (_ATEN._softmax, _ATEN._safe_softmax)
 _MOST = 2**26
 """Numbers of an operand that are looked at, at most."""
@@ -98,7 +113,7 @@ class _Watcher(TorchDispatchMode):
         """Tensors that were made of products of weights since the last layer with parameters: numbers of the maps."""
         self._soft: list[tuple[str, Tensor]] = []
         self._copies: dict[int, ref[Tensor]] = {}
-        """Tensors that were made of parameters alone: einsum copies them into another order."""
+        """Copies of parameters: einsum makes them, in another order."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -116,7 +131,7 @@ class _Watcher(TorchDispatchMode):
             marks = frozenset()
         if packet in (_ATEN.sub, _ATEN.add, _ATEN.add_) and len(given) == 2 and given[0].shape == given[1].shape:
             self._combined(packet, *map(self._marks, given))
-        if given and isinstance(result, Tensor) and all(map(self._is_parameter, given)):
+        if packet in _COPIES and self._is_parameter(given[0]):
             self._copies[id(result)] = ref(result)
         if marks:
             for part in _flat(result if isinstance(result, (tuple, list)) else (result,)):
