@@ -167,3 +167,23 @@ def test_a_callback_whose_model_stays_in_eval_mode_says_so() -> None:
     ):
         monitor.step(0)
     monitor.close()
+
+
+def test_an_attention_whose_forward_is_called_without_its_hooks_is_measured_and_not_said_to_be_missing() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention.forward(x)
+
+    model = nn.Sequential(Block(), Block())
+    with attemper.watch(model) as watch:  # a warning would be an error here
+        model(torch.randn(1, 2, 8, 4))
+        watch.step()
+    assert [site.name for site in watch.table().sites] == ["0", "1"]
