@@ -148,6 +148,14 @@ def test_what_the_model_gives_follows_rows_whatever_the_batches_and_the_padding(
     np.testing.assert_allclose(one.sketch, apart.sketch, rtol=1e-3, atol=1e-3)
 
 
+def test_batches_of_which_no_row_is_kept_leave_what_the_model_gives_known():
+    batch = tokens(sequences=6)
+    alone = [{"input_ids": batch["input_ids"][number : number + 1]} for number in range(6)]
+    found = attemper.fingerprint(tiny("llama", layers=2).model, alone, rows=3).output
+    assert found is not None
+    assert found.rows.tolist() == [[0, 95], [2, 95], [4, 95]]
+
+
 class Given(nn.Module):
     """Attention of plain torch behind which something else is given."""
 

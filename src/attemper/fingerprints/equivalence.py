@@ -112,9 +112,7 @@ def of_rounding(pair: SitePair) -> Finding:
     """What is said of weights on different grids."""
     run, site = max(("a", pair.a), ("b", pair.b), key=lambda one: one[1].weight_error or 0.0)
     words = f"weights of run {run} are rounded to {site.weight_bits} bits"
-    return Finding(
-        "rounded", "q and k", 0.0, None if site.weight_bits is None else float(site.weight_bits), message=words
-    )
+    return Finding("rounded", "q and k", 0.0, float(site.weight_bits or 0), message=words)
 
 
 def output_level(a: ModelOutput | None, b: ModelOutput | None) -> float | None:

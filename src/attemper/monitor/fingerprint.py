@@ -20,7 +20,7 @@ from attemper.fingerprints.record import ROWS, Fingerprint, ModelOutput, SiteFin
 from attemper.monitor.call_sites import MOST_CALLS
 from attemper.monitor.collector import Collector
 from attemper.monitor.fingerprint_grids import grid_of
-from attemper.monitor.fingerprint_output import OutputRows
+from attemper.monitor.fingerprint_output import joined, output_of
 from attemper.monitor.fingerprint_rows import SeenAttention
 from attemper.monitor.fingerprint_site import CallRows, SiteRows
 from attemper.monitor.fingerprint_weights import weights_of
@@ -133,7 +133,7 @@ class FingerprintCollector(Collector):
         """By the identity of a call's ``places``; what is kept is no longer than its rows."""
         self._chosen: dict[int, CallRows] = {}
         """By number of tokens."""
-        self._outputs = OutputRows()
+        self._outputs: list[ModelOutput | None] = []
 
     def begin(self) -> None:
         super().begin()
@@ -187,7 +187,8 @@ class FingerprintCollector(Collector):
             elif id(seen.places) in self._kept:
                 self._add_rows(seen.name, *self._kept[id(seen.places)][1:])
         self._kept.clear()
-        self._outputs.add(self.hidden.output, self._chosen)
+        if any(call.rows for call in self._chosen.values()):
+            self._outputs.append(output_of(self.hidden.output, self._chosen))
         self.hidden.output = None
 
     def _add_rows(self, name: str, rows: CallRows, precision: str, block: nn.Module) -> None:
@@ -209,7 +210,7 @@ class FingerprintCollector(Collector):
 
     def output(self) -> ModelOutput | None:
         """What the model gave; None where it gave no numbers, or batches gave some of different shapes."""
-        return self._outputs.joined()
+        return joined(self._outputs)
 
 
 @dataclass(eq=False)

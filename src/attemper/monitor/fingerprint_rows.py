@@ -63,8 +63,6 @@ class Rows:
     """[STATISTICS, H, R]"""
     raw: np.ndarray
     final: np.ndarray
-    residual: np.ndarray
-    input: np.ndarray
     output: np.ndarray
     recomputed: np.ndarray
     tiled: np.ndarray
@@ -93,7 +91,9 @@ class Chosen:
         batch, _, queries, _ = seen.problem.query.shape
         own = places_of(seen.real_queries, 0, queries)
         anchors = [own[min(place, len(own) - 1)] for place in VECTOR_ROWS] if len(own) else []
-        rows = [([plan.sequence for plan in plans], torch.tensor(plans[0].index)) for plans in groups]
+        rows = [
+            ([plan.sequence for plan in plans], torch.tensor(plans[0].index, dtype=torch.int64)) for plans in groups
+        ]
         return cls((batch, queries), rows, torch.tensor(anchors, dtype=torch.int64))
 
     def take(self, states: Tensor | None) -> Taken | None:
@@ -101,14 +101,11 @@ class Chosen:
         are of another shape.
         """
         batch, tokens = self.shape
-        if states is None or states.dim() != 3 or states.shape[0] not in (1, batch) or states.shape[1] != tokens:
-            return None
-        if not self.groups or not len(self.anchors):
+        fits = states is not None and states.dim() == 3 and states.shape[0] in (1, batch) and states.shape[1] == tokens
+        if states is None or not fits or not self.groups or not len(self.anchors):
             return None
         parts = [
-            _choose(states[:, None], sequences, index.to(torch.int64))[:, 0]
-            .expand(len(sequences), -1, -1)
-            .flatten(0, 1)
+            _choose(states[:, None], sequences, index).expand(len(sequences), 1, -1, -1).flatten(0, 2)
             for sequences, index in self.groups
         ]
         return torch.cat(parts).double(), states[0].index_select(0, self.anchors.to(states.device)).cpu().double()
@@ -204,9 +201,7 @@ def rows_of(seen: SeenAttention, plans: Sequence[Plan]) -> Rows:
     raw = pairs.numbers(products if has_products(picked) else torch.full_like(products, torch.nan))
     value = None if seen.value is None else _choose(seen.value, sequences)
     output = None if seen.output is None else _choose(seen.output, sequences, index)
-    shape = seen.problem.query.shape[:3]
-    sketches = [_states_of(part, sequences, index, shape) for part in (seen.residual, seen.input)]
-    sketches += _outputs(picked, weights, value, output)
+    sketches = _outputs(picked, weights, value, output)
     if picked.query.dtype.itemsize == 2:
         raw, sketches = round_rows(raw), [round_rows(part) for part in sketches]
     statistics = _statistics(picked, scores, visible, weights, pairs.index[:, 0], plan.first)
@@ -386,15 +381,6 @@ def _tiled_output(picked: Problem, value: Tensor | None) -> Tensor | None:
         return None
     weights = reference.weights(replace(picked, key=picked.key.repeat(1, repeats, 1, 1)))
     return _weigh(weights, value.repeat(1, repeats, 1, 1))
-
-
-def _states_of(states: Tensor | None, sequences: Sequence[int], index: Tensor, shape: Sequence[int]) -> np.ndarray:
-    """[R, 1 + PROJECTIONS] of states [B, Q, E], or [1, Q, E] for all; ``shape`` has B and, at its end, Q."""
-    rows = len(sequences), len(index)
-    if states is None or states.shape[0] not in (1, shape[0]) or states.shape[1] != shape[-1]:
-        return np.full((rows[0] * rows[1], 1 + PROJECTIONS), np.nan, np.float32)
-    chosen = _choose(states[:, None], sequences, index)[:, 0]
-    return _sketch(chosen.expand(*rows, -1), rows).reshape(-1, 1 + PROJECTIONS)
 
 
 def _sketch(vectors: Tensor | None, shape: Sequence[int]) -> np.ndarray:

@@ -37,6 +37,8 @@ from attemper.monitor.fingerprint_rows import (
 )
 from attemper.text import clean_name
 
+_STATES = ("input", *GRAMS)
+"""States of width E that are kept for each row."""
 WIDE = ("float32", "float64")
 """Types of runs whose numbers are kept in float32."""
 
@@ -58,7 +60,7 @@ class CallRows:
     rows: list[Rows]
     chosen: Chosen
     states: dict[str, Taken | None]
-    """Vectors of ``GRAMS``, until the pass went through."""
+    """Vectors of ``_STATES``, until the pass went through."""
 
     @classmethod
     def of(cls, seen: SeenAttention, first_sequence: int, counts: Mapping[int, int]) -> CallRows:
@@ -84,15 +86,15 @@ class CallRows:
         groups = list(groups_of(plans, problem.key.shape[1:].numel()))
         rows, shape = [rows_of(seen, group) for group in groups], (heads, problem.key.shape[1], size)
         where = Chosen.of(seen, groups)
-        states = {"residual": where.take(seen.residual)}
+        states = {"residual": where.take(seen.residual), "input": where.take(seen.input)}
         return cls(seen.kind, shape, facts, problem.key.shape[2], lengths, *vectors_of(seen), rows, where, states)
 
     def end(self, name: str, given: Tensor | None) -> None:
         """Takes what the module that attends, or its block, gives."""
         taken, entered = self.chosen.take(given), self.states["residual"]
-        if name == "change" and taken is not None:
-            alike = entered is not None and entered[0].shape == taken[0].shape
-            taken = (taken[0] - entered[0], taken[1] - entered[1]) if entered is not None and alike else None
+        if name == "change" and taken is not None and entered is not None:
+            alike = entered[0].shape == taken[0].shape
+            taken = (taken[0] - entered[0], taken[1] - entered[1]) if alike else None
         self.states[name] = taken
 
 
@@ -147,18 +149,14 @@ class SiteRows:
         self.rows += call.rows if kept is None else [rows.of_heads(kept) for rows in call.rows]
         count, entered = sum(len(rows.rows) for rows in call.rows), call.states["residual"]
         self.facts["width"] = self.facts.get("width") if entered is None else entered[0].shape[1]
-        for name in GRAMS:
-            sketch, grams = self._add_states(name, call.states.get(name), count)
-            self.sketches[name].append(sketch)
-            self.sketches[name + " grams"].append(grams)
+        for name in _STATES:
+            taken = call.states.get(name)
+            parts = [np.full((count, *shape), np.nan, np.float32) for shape in ((1 + PROJECTIONS,), (2, 1 + ANCHORS))]
+            if taken is not None:
+                parts = [sketch_of(taken[0]), grams_of(taken[0], self.anchors.setdefault(name, taken[1]))]
+            for own, part in zip((name, f"{name} grams"), parts, strict=True):
+                self.sketches[own].append(part if self.facts["dtype"] in WIDE else round_rows(part))
         return True
-
-    def _add_states(self, name: str, taken: Taken | None, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        if taken is None or not rows:
-            shapes = (rows, 1 + PROJECTIONS), (rows, 2, 1 + ANCHORS)
-            return np.full(shapes[0], np.nan, np.float32), np.full(shapes[1], np.nan, np.float32)
-        found = sketch_of(taken[0]), grams_of(taken[0], self.anchors.setdefault(name, taken[1]))
-        return found if self.facts["dtype"] in WIDE else (round_rows(found[0]), round_rows(found[1]))
 
     def fingerprint(self) -> SiteFingerprint:
         """All rows as one record."""
@@ -172,8 +170,8 @@ class SiteRows:
             order=self.order,
             **self.facts,
             keys=self.keys,
-            **{name: all_of(name, 0) for name in ("rows", "pair_keys", "residual", "input")},
-            **{name: join_rows(self.sketches[name], 0) for name in ("attended", "change")},
+            **{name: all_of(name, 0) for name in ("rows", "pair_keys")},
+            **{name: join_rows(self.sketches[name], 0) for name in _STATES},
             grams=np.stack([join_rows(self.sketches[name + " grams"], 0) for name in GRAMS], 1),
             **{name: all_of(name, 1) for name in ("raw", "final", "output", "recomputed", "tiled")},
             counts=dict(zip(COUNTS, all_of("counts", 2), strict=True)),
