@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from attemper.errors import InputError
-from attemper.fingerprints import equivalence, floor
+from attemper.fingerprints import equivalence, finite, floor
 from attemper.fingerprints.align import align, other_padding
 from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import Explanation, Remark
@@ -80,15 +80,20 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
     if padding is not None:
         site, words = clean_name(a.sites[0].name), f"padding at all sites, visible keys: {padding}."
         return Explanation("padding", site, "visible keys", "all sites", None, 0.0, "high", (), words)
-    pairs = [equivalence.in_order(pair) for pair in align(a, b)]
-    own, level = [_own(pair) for pair in pairs], equivalence.output_level(a.output, b.output)
-    found = _Walk(pairs, own, level).explanation()
+    pairs = align(a, b)
+    lost = {pair.number: found for pair in pairs if (found := finite.find(pair, pairs))}
+    lost |= {len(pairs): found} if (found := finite.of_output(a.output, b.output)) else {}
+    pairs = [pair if pair.number in lost else equivalence.in_order(pair) for pair in pairs]
+    own = [masks.find(pair) if pair.number in lost else _own(pair) for pair in pairs]
+    level = None if len(pairs) in lost else equivalence.output_level(a.output, b.output)
+    found = _Walk(pairs, own, level, lost).explanation()
     differing = [pair for pair in pairs if pair.a.weight_bits != pair.b.weight_bits]
     numbers = [pair.number for pair in pairs if clean_name(pair.a.name) == found.site]
     # Weights that are rounded differ from the first on.
     if not found.is_fault or not differing or numbers[0] > differing[0].number + 1:
         return found
-    return _Walk([equivalence.with_rounding(pair) for pair in pairs], own, level).explanation(differing)
+    rounded = [pair if pair.number in lost else equivalence.with_rounding(pair) for pair in pairs]
+    return _Walk(rounded, own, level, lost).explanation(differing)
 
 
 def _own(pair: SitePair) -> list[Finding]:
@@ -98,8 +103,10 @@ def _own(pair: SitePair) -> list[Finding]:
 class _Walk:
     """From the first site on."""
 
-    def __init__(self, pairs: list[SitePair], own: list[list[Finding]], level: float | None) -> None:
-        self.pairs, self.own, self._level = pairs, [list(one) for one in own], level
+    def __init__(
+        self, pairs: list[SitePair], own: list[list[Finding]], level: float | None, lost: dict[int, Finding]
+    ) -> None:
+        self.pairs, self.own, self._level, self._lost = pairs, [list(one) for one in own], level, lost
         self._before = floor.Before()
         self._equivalent: list[tuple[SitePair, Finding]] = []
         self._small: list[tuple[SitePair, str, float]] = []
@@ -115,10 +122,13 @@ class _Walk:
         if rounded:
             self._equivalent.append((rounded[0], equivalence.of_rounding(rounded[0])))
         for pair, own in zip(self.pairs, self.own, strict=True):
+            lost = self._lost.get(pair.number)
+            if lost is not None:
+                return Explanation.of(pair, lost, None, len(self.pairs), self._also(pair, lost))
             found = self._first_at(pair, own)
             if found is not None:
                 return self._explained(pair, found)
-        found = self._behind()
+        found = self._lost.get(len(self.pairs)) or self._behind()
         return self._without_cause(rounded or []) if found is None else self._explained(self.pairs[-1], found)
 
     def _first_at(self, pair: SitePair, own: list[Finding]) -> Finding | None:
@@ -249,6 +259,10 @@ class _Walk:
                 sure = found.residual < 0.9 and abs((found.value or 1) - 1) > SURE * vector
                 return found if sure and found.reproduced and not pair.weights and not _is_equivalent(pair) else None
             return None
+        found = vectors.all_zero(pair)
+        if found is not None and not _is_equivalent(pair):
+            own[:] = [one for one in own if one.kind != "key_rounding"]  # zeros lie on any grid
+            return replace(found, kind=self._by_weights(pair, found).kind)
         rounded = [found for found in own if found.kind == "key_rounding"]
         if rounded:
             return rounded[0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attemper.fingerprints import floor
+from attemper.fingerprints import finite, floor
 from attemper.fingerprints.align import align, other_padding
 from attemper.fingerprints.pair import SitePair, level_of_rows
 from attemper.fingerprints.record import Fingerprint
@@ -19,7 +19,7 @@ class SiteLevels:
     Attributes:
         site: its name in run a.
         times: stage -> how many times the difference is the largest that rounding explains; None where it was not
-            seen. Visible keys, which do not round, are not among them.
+            seen, or is not finite. Visible keys, which do not round, are not among them.
         rows_apart: rows that see other keys.
         rows: how many rows both keep.
     """
@@ -43,10 +43,13 @@ def levels(a: Fingerprint, b: Fingerprint) -> list[SiteLevels]:
     found, before = [], floor.Before()
     if other_padding(a, b) is not None:
         return found
-    for pair in align(a, b):
+    pairs = align(a, b)
+    for pair in pairs:
         floor.enter(pair, before)
-        found.append(_of(pair, floor.residual(before, pair.eps)))
-        before = floor.after(pair, before)
+        with np.errstate(invalid="ignore", over="ignore"):  # stages that are not finite have no level
+            found.append(_of(pair, floor.residual(before, pair.eps)))
+            before = floor.after(pair, before)
+        found[-1].times.update(dict.fromkeys(one.stage for one in finite.every(pair, pairs)))
     return found
 
 

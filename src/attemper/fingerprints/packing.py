@@ -21,10 +21,11 @@ EXPONENT = ".exponent"
 
 def round_rows(values: np.ndarray) -> np.ndarray:
     """Float32 numbers as whole ones of at most 15 bits, times a power of 2 that those along the last axis share: off by
-    at most 2**-15 of the largest of them. NaN stays.
+    at most 2**-15 of the largest of them. NaN stays, and so do rows with infinite numbers.
     """
-    numbers, exponents = _with_shared_exponent(values)
-    return _from_shared_exponent(numbers, exponents)
+    infinite = np.isinf(values).any(-1, keepdims=True)
+    numbers, exponents = _with_shared_exponent(np.where(infinite, np.float32(0), values))
+    return np.where(infinite, values, _from_shared_exponent(numbers, exponents))
 
 
 def pack(name: str, values: np.ndarray, *, once: bool = True) -> dict[str, np.ndarray]:

@@ -115,7 +115,7 @@ class SitePair:
         change = np.nan_to_num(self.b.raw.astype(np.float64) - self.a.raw)
         rows = np.sqrt((change**2).mean(-1))
         size = self.a.statistics["q_norm"] * np.median(self.a.statistics["k_norm"], 1, keepdims=True)
-        relative = rows / np.maximum(size, 1e-300)
+        relative = rows / np.maximum(size, 1e-30)  # of float32, whose squares are of float64
         return np.array([level_of_rows(row) for row in relative])
 
     @cached_property

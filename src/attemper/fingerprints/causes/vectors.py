@@ -18,6 +18,17 @@ from attemper.fingerprints.record import PAIRS
 STAGE = "q and k"
 
 
+def all_zero(pair: SitePair) -> Finding | None:
+    """Queries or keys of heads that are all zero in one run alone."""
+    for words, both in (("queries", pair.query), ("keys", pair.key)):
+        one, two = (~part.any((1, 2)) for part in both)
+        if (one != two).any():
+            heads, run = pair.heads(one != two), "b" if (two & ~one).any() else "a"
+            words = f"{in_words(heads)}{words} of run {run} are all zero"
+            return Finding("weights", STAGE, 1.0, None, heads, words)
+    return None
+
+
 def factor_of_products(pair: SitePair) -> Iterator[Finding]:
     """Queries, keys or both are longer by a factor, of a head or by row: read off all products, whose errors
     average out.
