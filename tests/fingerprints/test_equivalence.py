@@ -76,8 +76,10 @@ def faulty(name: str, change: str, fault: str, at: int, dtype: str) -> None:
         REAL[fault].apply(model.layers[at])
     a, b = base(name), attemper.fingerprint(model.model, [model.batch])
     site = at + REAL[fault].shift
-    # A projection behind values whose scale it does not take back stands in the same block as they.
-    sites = {a.sites[site].name, *([a.sites[at].name] if change.startswith("values") else [])}
+    # A projection behind values whose scale it does not take back stands in the same block as they; what a block
+    # gives may tell it there, or the next block.
+    behind = change.startswith("values") or fault == "output projection"
+    sites = {a.sites[site].name, *([a.sites[at].name] if behind else [])}
     for found in (attemper.explain(a, b), attemper.explain(b, a)):
         assert found.is_fault, found.message
         assert found.site in sites, found.message
@@ -89,7 +91,7 @@ def faulty(name: str, change: str, fault: str, at: int, dtype: str) -> None:
     ("name", "change", "fault", "at", "dtype"),
     [
         ("llama", "smoothed", "scale", 1, "float32"),
-        ("llama", "groups permuted", "values", 2, "float32"),
+        ("llama", "groups permuted", "mlp", 1, "float32"),
         ("opt", "stream rotated", "output projection", 1, "float32"),
     ],
 )

@@ -653,8 +653,8 @@ REAL: dict[str, Real] = {
     "queries": Real(("weights",), lambda la: _noisy(la.q.weight, 0.3)),
     "keys": Real(("weights",), lambda la: _noisy(la.k.weight, 0.3)),
     "values": Real(("values",), lambda la: _noisy(la.v.weight, 0.3)),
-    "output projection": Real(("input", "outputs"), lambda la: _noisy(la.o.weight, 0.3), 1),
-    "mlp": Real(("input", "outputs"), lambda la: [_noisy(part.weight, 0.3) for part in la.mlp_out], 1),
+    "output projection": Real(("weights", "input", "output"), lambda la: _noisy(la.o.weight, 0.3), 1),
+    "mlp": Real(("input", "output"), lambda la: [_noisy(part.weight, 0.3) for part in la.mlp_out], 1),
     "heads of queries": Real(("head_order", "weights"), lambda la: la.q.weight.copy_(la.q.weight.roll(1, 0).clone())),
     "heads of values": Real(
         ("values", "head_order", "grouping"), lambda la: la.v.weight.copy_(la.v.weight.roll(1, 0).clone())

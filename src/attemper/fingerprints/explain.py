@@ -214,6 +214,8 @@ class _Walk:
             ("change", "what the block adds differs"),
         ):
             rows = pair.states(name)
+            if name == "change" and pair.order is not None:
+                continue  # other columns of the output projection are right there
             if not np.isnan(rows).all() and floor.times(level_of_rows(rows), floor.states(pair, name)) > 1:
                 words += f" by {level_of_rows(rows):.2g} of its size, head outputs by rounding: the output projection"
                 found = Finding("weights", "attention output", 1.0, message=words)
