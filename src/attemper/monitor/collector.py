@@ -390,7 +390,7 @@ class Collector:
                 self._tokens = self._tokens + (seen.contribution.tokens if first else 0)
                 first = False
         while self._loops:
-            self._put(self._loops.popitem()[1].renamed())
+            self._put(self._loops.popitem()[1].under_name())
         for key in self.sites if self._withdrawn else ():
             if (reason := self.withdrawn(key[0])) is not None:
                 self._drop(key, reason)
@@ -402,7 +402,7 @@ class Collector:
             name = self.call_sites.site(key[0], key[2])
             if name != key[0]:
                 self.last.pop(key[0], None)
-                self._put(self.sites.pop(key).renamed(name))
+                self._put(self.sites.pop(key).under_name(name))
                 if self.keeper is not None:
                     self.keeper.move(key, (name, *key[1:]))
 

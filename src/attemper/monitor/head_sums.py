@@ -101,7 +101,7 @@ class SiteSums:
         other._sums = sums
         return other
 
-    def renamed(self, name: str | None = None) -> SiteSums:
+    def under_name(self, name: str | None = None) -> SiteSums:
         """The same rows, of a site of this name, in the layer that it says."""
         other = copy(self)
         other.name = name or self.name

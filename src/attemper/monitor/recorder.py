@@ -337,7 +337,7 @@ class Recorder:
                 reasons.setdefault(name, UNSEEN)
         return reasons
 
-    def unnumbered(self, schedule: Schedule) -> str | None:
+    def note_no_numbers(self, schedule: Schedule) -> str | None:
         """What to say once where a stored run goes on and the loop has given no number; it is kept in the run."""
         last, step = schedule.last, self.first_put
         if self._store is None or self._writer is None or last is None or step is None or schedule.numbered:

@@ -29,7 +29,7 @@ from attemper.monitor.data_parallel import (
 from attemper.monitor.model import device_of, hash_of
 from attemper.monitor.slots import MergedSample, Slots, identity
 from attemper.monitor.snapshot import Snapshot
-from attemper.readings.calls import Modules, joined, reasons, uneven
+from attemper.readings.calls import Modules, joint_label, reasons, uneven
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.text import call_of, clean_name
 
@@ -208,7 +208,8 @@ class Reduction:
             raise self._disagree([f"the parameters of rank {odd[0]} are others than those of rank {self.ranks[0]}"])
         self._uneven = uneven(table.sites for table in tables if not table.failed)
         tables = [
-            replace(one, sites=tuple(dict.fromkeys(joined(site, self._uneven) for site in one.sites))) for one in tables
+            replace(one, sites=tuple(dict.fromkeys(joint_label(site, self._uneven) for site in one.sites)))
+            for one in tables
         ]
         found: dict[SiteKey, tuple[SiteLabel, int]] = {}
         differences = []

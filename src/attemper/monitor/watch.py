@@ -232,7 +232,7 @@ class Watch(TapReceiver, RunView):
         """Says once what the first sampled step does not show (``due``: also if that is all), and that a run goes
         on without numbers of the loop.
         """
-        for said in (self._unseen(due), quietly(lambda _: self._recorder.unnumbered(self._schedule))(self)):
+        for said in (self._unseen(due), quietly(lambda _: self._recorder.note_no_numbers(self._schedule))(self)):
             if said is not None:
                 warnings.warn(f"attemper: {said}", stacklevel=3)
 

@@ -42,7 +42,7 @@ def uneven(parts: Iterable[Iterable[SiteLabel]]) -> Modules:
     return frozenset((key[0], key[2]) for key in several if len(calls[key]) > 1)
 
 
-def joined(label: SiteLabel, modules: Modules) -> SiteLabel:
+def joint_label(label: SiteLabel, modules: Modules) -> SiteLabel:
     """The site that a call is a part of, where the calls of ``modules`` are one site each."""
     name = call_of(label.name)[0]
     return replace(label, name=name, layer=layer_of(name)) if (name, label.mode) in modules else label

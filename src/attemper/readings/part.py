@@ -14,7 +14,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 from attemper.errors import InputError
-from attemper.readings.calls import Modules, joined, reasons, uneven
+from attemper.readings.calls import Modules, joint_label, reasons, uneven
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
@@ -154,7 +154,7 @@ def level(parts: Sequence[Totals]) -> tuple[list[Totals], Modules, dict[SiteKey,
     modules, dropped = uneven([site.label for site in part.values()] for part in parts), {}
     found: list[Totals] = [] if modules else list(parts)
     for part in parts if modules else ():
-        calls = [replace(site, label=joined(site.label, modules)) for site in part.values()]
+        calls = [replace(site, label=joint_label(site.label, modules)) for site in part.values()]
         each: list[Totals] = [{site.key: site} for site in calls]
         dropped |= conflicts(each)
         found.append(reduce(add, each, {}))

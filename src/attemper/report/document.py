@@ -21,7 +21,7 @@ from attemper.readings.alarms import KINDS, level_of, value_at
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, SiteReading, head_rows
 from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
-from attemper.report.texts import Message, encode, lasted, message, page_texts, reason, said, severity_title
+from attemper.report.texts import Message, duration, encode, message, page_texts, reason, said, severity_title
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
 from attemper.text import clean, cut, round_digits
 
@@ -199,7 +199,7 @@ def _alarm(alarm: Alarm, place: int | None) -> dict[str, Any]:
         "severity": None if level == alarm.severity else encode(severity_title(alarm.severity)),
         "since": alarm.since,
         "ended": alarm.ended,
-        "when": encode(lasted(alarm)) or None,
+        "when": encode(duration(alarm)) or None,
     }
     return found | {name: value for name, value in rest.items() if value is not None}
 

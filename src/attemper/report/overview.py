@@ -9,7 +9,7 @@ from typing import Any
 from attemper.readings.alarms import KINDS, by_kind, is_heard, level_of, value_at
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
 from attemper.report.document import Quantity, Tower, by_name, mode_of, site_of, spoken_labels
-from attemper.report.texts import Date, Message, advice, alarm_title, lasted, message, own_name, said, severity_title
+from attemper.report.texts import Date, Message, advice, alarm_title, duration, message, own_name, said, severity_title
 from attemper.text import clean, cut, number
 
 MOST_PLACES = 60
@@ -109,7 +109,7 @@ def _group(severity: str, kind: str, alarms: Sequence[Alarm], place: Callable[[A
 
 
 def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Place:
-    place, words, when = _place(site, alarm.head, alarm.site, labels), said(alarm), lasted(alarm)
+    place, words, when = _place(site, alarm.head, alarm.site, labels), said(alarm), duration(alarm)
     told = cut(words, 400) if isinstance(words, str) else words
     return replace(place, title=message("head.alarm", place=place.title, said=told), when=when, said=words)
 

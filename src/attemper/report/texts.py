@@ -242,7 +242,7 @@ def said(alarm: Alarm) -> Message | str:
     return text if found is None else _group_thousands(found)
 
 
-def lasted(alarm: Alarm) -> Message | str:
+def duration(alarm: Alarm) -> Message | str:
     """When an alarm stood, and its worst and latest value."""
     parts = [message(f"alarm.{key}", **_with_unit(alarm.kind, values)) for key, values in course(alarm)]
     return message("as_is", said=Names(parts)) if parts else ""
@@ -255,7 +255,7 @@ def alarm_line(alarm: Alarm, language: str) -> str:
     place = message("head.site", site=alarm.site)
     if alarm.head is not None:
         place = message("head.named", site=alarm.site, head=alarm.head)
-    whole = message("show.line", said=message("head.alarm", place=place, said=said(alarm)), when=lasted(alarm))
+    whole = message("show.line", said=message("head.alarm", place=place, said=said(alarm)), when=duration(alarm))
     return clean(say(whole, language))
 
 
