@@ -106,8 +106,8 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
             f"explain: site {number} ({clean_name(a.name)}) keeps {count(a.query.shape[1], 'place')} of vectors in a "
             f"and {b.query.shape[1]} in b: take both fingerprints with the same version."
         )
-    places = {row: place for place, row in enumerate(_numbered(b.rows))}
-    both = [(place, places[row]) for place, row in enumerate(_numbered(a.rows)) if row in places]
+    places = {row: place for place, row in enumerate(_occurrences(b.rows))}
+    both = [(place, places[row]) for place, row in enumerate(_occurrences(a.rows)) if row in places]
     if not both:
         raise InputError(
             f"explain: site {number} ({clean_name(a.name)}) has no row that both keep: take both with the same rows=."
@@ -122,7 +122,7 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
     return SitePair(number, _heads(_rows(a, one), heads), _heads(_rows(b, two), heads))
 
 
-def _numbered(rows: np.ndarray) -> list[tuple[int, ...]]:
+def _occurrences(rows: np.ndarray) -> list[tuple[int, ...]]:
     """Rows as (how often it came before, sequence, place): of several calls, each its own."""
     seen: Counter[tuple[int, ...]] = Counter()
     return [(seen.update([row]) or seen[row], *row) for row in map(tuple, rows.tolist())]

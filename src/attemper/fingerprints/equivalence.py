@@ -22,22 +22,22 @@ ALIKE = 0.02
 def agrees(pair: SitePair) -> bool:
     """Whether what the attending module gives, or its block adds, is the same in spite of other head outputs."""
     return any(
-        level < CANCELLED * _expected(pair) and floor.times(level, floor.states(pair, name)) <= 1
-        for name, level in _given(pair).items()
+        level < CANCELLED * _head_level(pair) and floor.times(level, floor.states(pair, name)) <= 1
+        for name, level in _levels(pair).items()
     )
 
 
 def is_known(pair: SitePair) -> bool:
     """Whether it can be told; files of before version 3 do not."""
-    return bool(_given(pair))
+    return bool(_levels(pair))
 
 
-def _given(pair: SitePair) -> dict[str, float]:
+def _levels(pair: SitePair) -> dict[str, float]:
     levels = {name: pair.states(name) for name in ("attended", "change")}
     return {name: level_of_rows(rows) for name, rows in levels.items() if not np.isnan(rows).all()}
 
 
-def _expected(pair: SitePair) -> float:
+def _head_level(pair: SitePair) -> float:
     """How far head outputs are apart, all together; 1 where they were not seen."""
     if np.isnan(pair.output).all():
         return 1.0
@@ -57,7 +57,7 @@ def in_order(pair: SitePair) -> SitePair:
     moved, most = order != np.arange(len(order)), np.minimum((a**2).sum((1, 2)), cost.diagonal())
     if not moved.any() or len({*order.tolist()}) != len(order) or (least > MATCHED * most)[moved].any():
         return pair
-    if not any(level < CANCELLED * _expected(pair) for level in _given(pair).values()):
+    if not any(level < CANCELLED * _head_level(pair) for level in _levels(pair).values()):
         return pair
     names = ("query", "raw", "final", "output", "recomputed", "tiled")
     turned = replace(

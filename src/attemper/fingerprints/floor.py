@@ -39,7 +39,10 @@ def enter(pair: SitePair, before: Before) -> None:
 def after(pair: SitePair, before: Before) -> Before:
     """How far they are apart when the next block begins."""
     heads = float(np.mean([level_of_rows(rows) for rows in pair.output]))
-    entered, gave = max(level_of_rows(pair.residual), given(pair)), _unless_more(heads, float(outputs(pair).mean()))
+    entered, gave = (
+        max(level_of_rows(pair.residual), input_level(pair)),
+        _unless_more(heads, float(outputs(pair).mean())),
+    )
     return Before(entered, gave, max(before.most, math.hypot(entered, gave)))
 
 
@@ -53,7 +56,7 @@ def entering(pair: SitePair) -> float:
     return pair.eps * math.hypot(level_of_rows(pair.residual) / pair.eps, 0.9)
 
 
-def given(pair: SitePair) -> float:
+def input_level(pair: SitePair) -> float:
     """What enters the attention, as far as rounding."""
     return _unless_more(level_of_rows(pair.input), entering(pair))
 
@@ -65,7 +68,7 @@ def _unless_more(level: float, expected: float) -> float:
 
 def vectors(pair: SitePair) -> float:
     """Queries and keys, by what enters the attention."""
-    return 1.25 * pair.eps * math.hypot(max(given(pair), pair.source) / pair.eps, 1.1)
+    return 1.25 * pair.eps * math.hypot(max(input_level(pair), pair.source) / pair.eps, 1.1)
 
 
 def products(pair: SitePair) -> float:
@@ -75,7 +78,7 @@ def products(pair: SitePair) -> float:
 
 def outputs(pair: SitePair) -> np.ndarray:
     """[H]: head outputs, by what enters the attention and by how far scores are apart."""
-    entering = math.hypot(max(given(pair), pair.source) / pair.eps, 2.0)
+    entering = math.hypot(max(input_level(pair), pair.source) / pair.eps, 2.0)
     return pair.eps * np.hypot(entering, 0.7 * pair.score_level / pair.eps)
 
 

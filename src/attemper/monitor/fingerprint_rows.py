@@ -78,7 +78,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class RowPlaces:
     """Where the rows of a call stand in tensors [B, tokens, E], group after group, and its first sequence's anchors."""
 
     shape: tuple[int, int]
@@ -87,7 +87,7 @@ class Chosen:
     anchors: Tensor
 
     @classmethod
-    def of(cls, seen: SeenAttention, groups: Sequence[Sequence[Plan]]) -> Chosen:
+    def of(cls, seen: SeenAttention, groups: Sequence[Sequence[Plan]]) -> RowPlaces:
         batch, _, queries, _ = seen.problem.query.shape
         own = places_of(seen.real_queries, 0, queries)
         anchors = [own[min(place, len(own) - 1)] for place in VECTOR_ROWS] if len(own) else []
@@ -125,13 +125,13 @@ def grams_of(vectors: Tensor, anchors: Tensor) -> np.ndarray:
     they are, and less the mean of features.
     """
     found = []
-    for own, fixed in ((vectors, anchors), (_centred(vectors), _centred(anchors))):
+    for own, fixed in ((vectors, anchors), (_center(vectors), _center(anchors))):
         directions = fixed / fixed.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         found.append(torch.cat((own.norm(dim=-1, keepdim=True), own @ directions.T), -1))
     return _numbers(torch.stack(found, 1))
 
 
-def _centred(vectors: Tensor) -> Tensor:
+def _center(vectors: Tensor) -> Tensor:
     return vectors - vectors.mean(-1, keepdim=True)
 
 

@@ -24,8 +24,8 @@ from attemper.fingerprints.record import (
     key_numbers,
 )
 from attemper.monitor.fingerprint_rows import (
-    Chosen,
     Plan,
+    RowPlaces,
     Rows,
     SeenAttention,
     Taken,
@@ -58,7 +58,7 @@ class CallRows:
     query: np.ndarray
     key: np.ndarray
     rows: list[Rows]
-    chosen: Chosen
+    chosen: RowPlaces
     states: dict[str, Taken | None]
     """Vectors of ``_STATES``, until the pass went through."""
 
@@ -85,7 +85,7 @@ class CallRows:
         plans = [Plan.of(seen, number, first_sequence + number, count) for number, count in chosen if count]
         groups = list(groups_of(plans, problem.key.shape[1:].numel()))
         rows, shape = [rows_of(seen, group) for group in groups], (heads, problem.key.shape[1], size)
-        where = Chosen.of(seen, groups)
+        where = RowPlaces.of(seen, groups)
         states = {"residual": where.take(seen.residual), "input": where.take(seen.input)}
         return cls(seen.kind, shape, facts, problem.key.shape[2], lengths, *vectors_of(seen), rows, where, states)
 
