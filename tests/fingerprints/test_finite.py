@@ -86,6 +86,7 @@ def test_one_number_of_a_stage_that_is_not_finite_is_a_fault(name: str, kind: st
         assert (found.kind, found.site) == (kind, a.sites[2].name)
         assert f"({name})" in found.message
     assert attemper.explain(b, b).kind == "too_small"
+    assert name == "final" or attemper.explain(a, _edited(a, 2, name, -number)).kind == kind  # -inf hides a key there
     # Others in run b than in run a.
     assert attemper.explain(b, _edited(b, 2, name, number, row=5)).kind == kind
     # A stage behind it that one run alone has.

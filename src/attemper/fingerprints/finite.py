@@ -27,13 +27,10 @@ def every(pair: SitePair, pairs: list[SitePair]) -> list[Finding]:
     for name, (kind, stage) in _STAGES.items():
         a, b = _marks(pair.a, name, [one.a for one in pairs]), _marks(pair.b, name, [one.b for one in pairs])
         if a.any() or b.any():
-            heads = None
-            if a.ndim == 3:  # heads of keys stand once for each head that reads them
-                one, two = (np.repeat(part, len(pair.a.query) // len(part), 0) for part in (a, b))
-                heads, (a, b) = (
-                    pair.heads(np.array((one | two).any((1, 2)))),
-                    (a, b) if len(a) == len(b) else (one, two),
-                )
+            if len(a) != len(b):  # heads of keys, once for each head that reads them
+                a, b = (np.repeat(part, len(pair.a.query) // len(part), 0) for part in (a, b))
+            bad = np.any(a | b, axis=tuple(range(1, a.ndim)))
+            heads = pair.heads(np.repeat(bad, len(pair.a.query) // len(bad))) if a.ndim == 3 else None
             found.append(_finding(kind, stage, name, a, b, heads))
     return found
 
@@ -60,8 +57,10 @@ def _marks(site: SiteFingerprint, name: str, sites: list[SiteFingerprint]) -> np
     have the stage, and queries, keys or scores that are not.
     """
     bad = ~np.isfinite(getattr(site, name))
-    if name in ("raw", "final"):  # NaN where there is no key; a hidden one has a score of -inf
-        bad &= (site.pair_keys >= 0) & ~np.isneginf(getattr(site, name))
+    if name in ("raw", "final"):  # NaN where there is no key
+        bad &= site.pair_keys >= 0
+    if name == "final":  # -inf where the key is hidden
+        bad &= ~np.isneginf(site.final)
     if name in _CERTAIN or not np.isnan(getattr(site, name)).all():
         return bad
     seen = any(not np.isnan(getattr(one, name)).all() for one in sites)
