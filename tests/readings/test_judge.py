@@ -248,7 +248,7 @@ def test_no_alarm_begins_in_a_sample_in_which_its_statistic_moves_away_from_its_
                 assert known[1].min() >= known[0].min(), alarm
                 begun[alarm.kind] += 1
         for name, values in zip(given.quantities, given.values.astype(float), strict=True):
-            before[name] = np.where(np.isnan(values), before.get(name, values), values)
+            before[name] = np.asarray(np.where(np.isnan(values), before.get(name, values), values))
     assert set(begun) == set(KINDS), "every kind begins somewhere"
 
 

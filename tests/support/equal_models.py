@@ -200,11 +200,11 @@ def _gpt2(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
     layers, body = [], model.transformer
     for block in body.h:
         packed = _linear(block.attn.c_attn)
-        parts = [
+        q, k, v = (
             _heads(Linear(w, b), 32)
             for w, b in zip(packed.weight.chunk(3), packed.bias.chunk(3), strict=True)  # type: ignore[union-attr]
-        ]
-        layer = Layer(block.attn, block, *parts, _columns(_linear(block.attn.c_proj), 32), block.ln_1)
+        )
+        layer = Layer(block.attn, block, q, k, v, _columns(_linear(block.attn.c_proj), 32), block.ln_1)
         layer.mlp_norm, layer.mlp_in, layer.mlp_out = block.ln_2, [_linear(block.mlp.c_fc)], [_linear(block.mlp.c_proj)]
         layers.append(layer)
     starts = [body.wte.weight.data, body.wpe.weight.data]
@@ -228,9 +228,9 @@ def _neox(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
     for block in body.layers:
         packed = block.attention.query_key_value
         weight, bias = packed.weight.data.view(4, 3, 32, 128), packed.bias.data.view(4, 3, 32)
-        parts = [Linear(weight[:, n], bias[:, n]) for n in range(3)]
+        q, k, v = (Linear(weight[:, n], bias[:, n]) for n in range(3))
         layer = Layer(
-            block.attention, block, *parts, _columns(_linear(block.attention.dense), 32), block.input_layernorm
+            block.attention, block, q, k, v, _columns(_linear(block.attention.dense), 32), block.input_layernorm
         )
         layer.mlp_norm = block.post_attention_layernorm
         layer.mlp_in, layer.mlp_out = [_linear(block.mlp.dense_h_to_4h)], [_linear(block.mlp.dense_4h_to_h)]

@@ -92,6 +92,7 @@ def _devices() -> Devices:
 def _sentence(devices: Devices) -> str:
     if devices.failure:
         return f"  {devices.failure}"
+    assert devices.threads is not None
     gpus = "".join(f", cuda:{index} ({name})" for index, name in enumerate(devices.gpus)) or "; no GPU that torch sees"
     return f"  devices: cpu ({count(devices.threads, 'thread')}){gpus}"
 

@@ -127,9 +127,9 @@ class _Walk:
                 return Explanation.of(pair, lost, None, len(self.pairs), self._also(pair, lost))
             found = self._first_at(pair, own)
             if found is not None:
-                return self._explained(pair, found)
+                return self._explanation(pair, found)
         found = self._lost.get(len(self.pairs)) or self._behind()
-        return self._without_cause(rounded or []) if found is None else self._explained(self.pairs[-1], found)
+        return self._without_cause(rounded or []) if found is None else self._explanation(self.pairs[-1], found)
 
     def _first_at(self, pair: SitePair, own: list[Finding]) -> Finding | None:
         """The first cause at this site, if it has one."""
@@ -310,7 +310,7 @@ class _Walk:
             return Finding("scale", "final score", float(left), c, pair.heads(times > 1), words)
         return Finding("scores", "final score", 1.0, None, pair.heads(times > 1), "scores differ")
 
-    def _explained(self, pair: SitePair, found: Finding) -> Explanation:
+    def _explanation(self, pair: SitePair, found: Finding) -> Explanation:
         """What was found, where else it is, and what else each run shows by itself."""
         also = self._also(pair, found)
         if found.kind in ("input", "values", "head_order") and not equivalence.is_known(pair):

@@ -121,14 +121,14 @@ class SitePair:
     @cached_property
     def score_level(self) -> np.ndarray:
         """[H]: difference of final scores in the pairs that both see, less the mean of each row: what moves weights."""
-        return _moved(self.a.final, self.b.final)
+        return _distance(self.a.final, self.b.final)
 
     @cached_property
     def product_level(self) -> np.ndarray:
         """[H]: the same of products q.k, in units of scores."""
         hidden = ~np.isfinite(self.a.final)
         middle = np.median(np.abs(self.a.statistics["multiplier"]), 1)
-        return middle * _moved(*(np.where(hidden, np.nan, site.raw) for site in (self.a, self.b)))
+        return middle * _distance(*(np.where(hidden, np.nan, site.raw) for site in (self.a, self.b)))
 
     @cached_property
     def score_size(self) -> np.ndarray:
@@ -155,7 +155,7 @@ class SitePair:
         return same and all(np.array_equal(a.counts[name], b.counts[name]) for name in a.counts)
 
 
-def _moved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """[H]: difference of the numbers of rows [H, R, PAIRS] that both have, less the mean of each row."""
     both = np.isfinite(a) & np.isfinite(b)
     change = np.where(both, np.where(both, b, 0.0).astype(np.float64) - np.where(both, a, 0.0), 0.0)

@@ -20,7 +20,7 @@ from attemper.fingerprints.record import ROWS, Fingerprint, ModelOutput, SiteFin
 from attemper.monitor.call_sites import MOST_CALLS
 from attemper.monitor.collector import Collector
 from attemper.monitor.fingerprint_grids import grid_of
-from attemper.monitor.fingerprint_output import joined, output_of
+from attemper.monitor.fingerprint_output import join_outputs, output_of
 from attemper.monitor.fingerprint_rows import SeenAttention
 from attemper.monitor.fingerprint_site import CallRows, SiteRows
 from attemper.monitor.fingerprint_weights import weights_of
@@ -210,7 +210,7 @@ class FingerprintCollector(Collector):
 
     def output(self) -> ModelOutput | None:
         """What the model gave; None where it gave no numbers, or batches gave some of different shapes."""
-        return joined(self._outputs)
+        return join_outputs(self._outputs)
 
 
 @dataclass(eq=False)

@@ -40,7 +40,7 @@ def output_of(given: Any, calls: Mapping[int, CallRows]) -> ModelOutput | None:
     return ModelOutput(name, vectors.shape[1], rows, round_rows(sketch) if states.dtype.itemsize == 2 else sketch)
 
 
-def joined(parts: Sequence[ModelOutput | None]) -> ModelOutput | None:
+def join_outputs(parts: Sequence[ModelOutput | None]) -> ModelOutput | None:
     """Those of all batches as one; None where a batch had none, or they are of different kinds."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or len({(part.name, part.width) for part in known}) != 1:
