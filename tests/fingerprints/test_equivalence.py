@@ -83,8 +83,10 @@ def faulty(name: str, change: str, fault: str, at: int, dtype: str) -> None:
     for found in (attemper.explain(a, b), attemper.explain(b, a)):
         assert found.is_fault, found.message
         assert found.site in sites, found.message
+        # Where the input, queries and keys are in other weights, nothing says which of them has the fault.
+        kinds = {*REAL[fault].kinds, *(["input"] if change == "rotated everywhere" else [])}
         if len(sites) == 1 and fault != "heads of queries":
-            assert found.kind in REAL[fault].kinds, found.message
+            assert found.kind in kinds, found.message
 
 
 @pytest.mark.parametrize(
