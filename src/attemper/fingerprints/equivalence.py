@@ -11,8 +11,10 @@ from attemper.fingerprints.finding import Finding
 from attemper.fingerprints.pair import SitePair, level_of_rows, sketch_difference
 from attemper.fingerprints.record import ModelOutput
 
-CANCELLED = 0.5
-"""What a block gives agrees if it differs by at most so much of what the difference inside would make it."""
+CANCELLED = {"attended": 0.5, "change": 0.25}
+"""What the attending module, or a block, gives agrees if it differs by at most so much of what the difference inside
+would make it. A block's MLP and its stream make that less.
+"""
 MATCHED = 0.5
 """Heads are the same in another order if so little of their difference is left in it."""
 ALIKE = 0.02
@@ -22,7 +24,7 @@ ALIKE = 0.02
 def agrees(pair: SitePair) -> bool:
     """Whether what the attending module gives, or its block adds, is the same in spite of other head outputs."""
     return any(
-        level < CANCELLED * _head_level(pair) and floor.times(level, floor.states(pair, name)) <= 1
+        level < CANCELLED[name] * _head_level(pair) and floor.times(level, floor.states(pair, name)) <= 1
         for name, level in _levels(pair).items()
     )
 
@@ -57,7 +59,7 @@ def in_order(pair: SitePair) -> SitePair:
     moved, most = order != np.arange(len(order)), np.minimum((a**2).sum((1, 2)), cost.diagonal())
     if not moved.any() or len({*order.tolist()}) != len(order) or (least > MATCHED * most)[moved].any():
         return pair
-    if not any(level < CANCELLED * _head_level(pair) for level in _levels(pair).values()):
+    if not any(level < CANCELLED[name] * _head_level(pair) for name, level in _levels(pair).items()):
         return pair
     names = ("query", "raw", "final", "output", "recomputed", "tiled")
     turned = replace(
