@@ -79,7 +79,7 @@ def test_statistics_of_grouped_heads_are_per_query_head(groups: int, backend: st
 
 def test_five_query_heads_cannot_share_two_key_heads(backend: str):
     query, key = torch.randn(1, 5, 3, 4), torch.randn(1, 2, 3, 4)
-    with pytest.raises(InputError, match="5 query heads cannot share 2 key heads"):
+    with pytest.raises(InputError, match=r"query heads \(5\) cannot share key heads \(2\)"):
         attended(backend, query, key, key, enable_gqa=True)
 
 
