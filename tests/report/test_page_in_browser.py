@@ -98,12 +98,12 @@ def test_a_click_on_a_head_shows_the_numbers_of_that_head(open_page: Open) -> No
     assert float(found["Normalised entropy"]) == pytest.approx(head.normalized_entropy, rel=1e-3)
     assert head.max_logit is not None
     assert float(found["Largest logit"]) == pytest.approx(head.max_logit, rel=1e-3)
-    assert (page.text_content("#rows") or "").startswith("961 rows measured")
+    assert (page.text_content("#rows") or "").startswith("Rows measured: 961;")
     entropies = [one.normalized_entropy or 0 for site in reading.sites for one in site.heads]
     place = 1 + sum(entropy < head.normalized_entropy for entropy in entropies)
     assert (page.text_content("#rank") or "").startswith(f"{place}th sharpest of 72")
     assert "Layer 3, head 8".lower() in (page.text_content("#live") or "").lower()
-    assert "; 512 keys: " in (page.get_attribute("#curve", "aria-label") or "")
+    assert "; visible keys 512: " in (page.get_attribute("#curve", "aria-label") or "")
 
 
 def test_the_page_opens_with_the_head_of_the_worst_alarm(open_page: Open) -> None:
@@ -291,7 +291,7 @@ def test_a_curve_may_have_gaps_and_a_histogram_may_be_empty(open_page: Open) -> 
     odd = replace(heads[0], by_visible_keys=(*heads[0].by_visible_keys, gap), normalized_entropy_histogram=(0,) * 32)
     page = open_page(readings.reading(replace(readings.site("layer.0", 2), heads=(odd, heads[1]))))
     assert page.get_attribute("#histogram", "aria-label") == "no row"
-    assert "256 keys: –" in (page.get_attribute("#curve", "aria-label") or "")
+    assert "visible keys 256: –" in (page.get_attribute("#curve", "aria-label") or "")
 
 
 INK = """
