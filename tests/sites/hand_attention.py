@@ -258,9 +258,12 @@ class LayerMix(nn.Module):
         self.view = view
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = {"itself": self.weight, "row": self.weight[:1], "transposed": self.weight.T}[self.view]
+        weight = {"row": self.weight[:1], "transposed": self.weight.T}.get(self.view, self.weight)
         layers = torch.stack([x] * 4).flatten(1)
-        mixed = (weight.softmax(-1) @ layers).view_as(x)
+        weights = weight.softmax(-1)
+        if self.view == "changed":
+            weights = weights * torch.arange(1.0, 5.0)
+        mixed = (weights @ layers).view_as(x)
         return (x @ x.mT).softmax(-1) @ mixed
 
 

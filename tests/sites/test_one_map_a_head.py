@@ -13,23 +13,11 @@ from torch import Tensor, nn
 import attemper
 from attemper.errors import InputError
 from attemper.monitor.scan import ScanOptions, block_scan
+from tests.support.attention import Attention
 
 FACTOR = "its softmaxes are multiplied with each other"
 DIFFERENCE = "what its softmaxes give is subtracted"
 PART = r"its weights are changed between the softmax and the values \(getitem\)"
-
-
-class Attention(nn.Module):
-    """Projections around an attention of tokens [B, H, N, D]."""
-
-    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.attend = attend
-        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
 
 def landmarks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

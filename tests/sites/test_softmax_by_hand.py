@@ -158,7 +158,7 @@ def test_a_mixture_that_weighs_no_tokens_is_skipped_by_name(
 
 
 @pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.parametrize("view", ["itself", "row", "transposed"])
+@pytest.mark.parametrize("view", ["itself", "row", "transposed", "changed"])
 def test_a_learned_mix_of_layers_is_skipped_by_name_and_attention_beside_it_is_read(
     view: str, inference: bool, seen: Callable[..., None]
 ) -> None:

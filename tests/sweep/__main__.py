@@ -18,8 +18,10 @@ from typing import Any
 
 from tests.sweep import page
 
-BATCH, MEMORY, SECONDS = 150, 8 * 2**30, 240
-"""Types of a process; what it may allocate, with torch and transformers; how long one type may take."""
+ATTEMPT = 30.0
+"""Seconds to build a model, and to find inputs for it."""
+BATCH, MEMORY, SECONDS = 150, 8 * 2**30, 900
+"""Types of a process; what it may allocate, with torch and transformers; how long one type may take, by the clock."""
 
 
 def main() -> None:
@@ -31,10 +33,13 @@ def main() -> None:
     parser.add_argument(
         "--write-page", action="store_true", help="write docs/models.md from the results, and run nothing"
     )
+    parser.add_argument(
+        "--seconds", type=float, default=ATTEMPT, help=f"of processor time for an attempt to build a model ({ATTEMPT})"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.types)
+        work(options.types, options.seconds)
     elif options.write_page:
         page.write(page.load(options.results))
     else:
@@ -48,7 +53,7 @@ def sweep(options: argparse.Namespace) -> None:
         wanted = [name for name in wanted if known.get(name, {}).get("verdict") == options.verdict]
     elif not options.again and not options.types:
         wanted = [name for name in wanted if name not in known]
-    for row in run(wanted):
+    for row in run(wanted, options.seconds):
         known[row["type"]] = row
         page.save(options.results, known.values())
         print(
@@ -64,12 +69,12 @@ def all_types() -> list[str]:
     return sorted(vars(configuration_auto)["CONFIG_MAPPING_NAMES"])
 
 
-def run(types: list[str]) -> Iterator[dict[str, Any]]:
+def run(types: list[str], seconds: float = ATTEMPT) -> Iterator[dict[str, Any]]:
     """The result of each type, as it comes."""
     waiting = list(types)
     while waiting:
         batch, waiting = waiting[:BATCH], waiting[BATCH:]
-        command = ["nice", sys.executable, "-m", "tests.sweep", "--worker", *batch]
+        command = ["nice", sys.executable, "-m", "tests.sweep", "--worker", "--seconds", str(seconds), *batch]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for place, name in enumerate(batch):
@@ -97,7 +102,7 @@ def _not_tried(name: str, why: str) -> dict[str, Any]:
     return {"type": name, "verdict": "not tried", "reasons": [why]}
 
 
-def work(types: list[str]) -> None:
+def work(types: list[str], seconds: float) -> None:
     """In a process of its own: a line of JSON for each type."""
     import logging
     import os
@@ -116,7 +121,7 @@ def work(types: list[str]) -> None:
     from tests.sweep.judge import judge
 
     for name in types:
-        print(json.dumps(judge(name).to_dict()), file=out, flush=True)
+        print(json.dumps(judge(name, seconds).to_dict()), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ _MORE = (
     "pixel_values", "input_features", "input_values", "attention_mask", "encoder_hidden_states", "inputs_embeds",
     "decoder_input_ids", "encoder_outputs", "feature_attention_mask", "input_features_mask", "bbox", "image",
     "image_embeds", "image_embeds_position_mask", "query_embeds", "position_ids", "position_embeddings",
+    "image_attention_mask", "target_sizes", "image_grid_thw", "feature_lens", "visual_feats", "visual_pos",
+    "spatial_shapes", "context_input_ids", "actions", "rewards", "returns_to_go", "timesteps",
 )  # fmt: skip
 """Inputs that may be needed though they have a default: added one after the other where a forward fails."""
 
@@ -37,7 +39,11 @@ def fitting(model: Any, forward: Callable[[Batch], Any]) -> Batch:
     parameters = inspect.signature(model.forward).parameters
     names = _wanted(model, parameters)
     errors: list[str] = []
-    more = [name for name in _MORE if name in parameters and name not in names]
+    more = [
+        name
+        for name in _MORE
+        if name in parameters and name not in names and any(True for _ in _candidates(model, name))
+    ]
     while True:
         for batch in _combinations(model, names):
             for _ in range(3):
@@ -162,13 +168,14 @@ def _candidates(model: Any, name: str) -> Iterator[Any]:
 
 
 def _texts(config: Any, name: str, _: Any) -> Iterator[Tensor]:
-    books = _int(find(config, "num_codebooks"), 0)
+    books = _int(find(config, "num_codebooks", "n_q", "num_quantizers", "n_mel_bins", "num_channels"), 0)
     for length in _lengths(config):
         yield _ids(config, length if "decoder" not in name else min(24, length))
     for length in (24, 96):
         if books > 1:
             yield torch.randint(4, 60, (ROWS, books, length))
             yield torch.randint(4, 60, (ROWS, length, books))
+            yield torch.randint(4, 60, (ROWS, length, books + 1))
             yield _ids(config, length, ROWS * books)
 
 

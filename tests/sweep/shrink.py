@@ -16,8 +16,11 @@ import transformers
 
 _tf: Any = transformers
 WIDTH, HEADS, HEAD, VOCABULARY = 64, 4, 16, 128
-RECIPES = ("small", "heads as they are", "shallow", "as it is")
-"""Everything made small; heads as large as they were; layers, vocabulary and experts alone made small; nothing."""
+RECIPES = ("small", "filled", "heads as they are", "shallow", "as it is")
+"""Everything made small; what is absent filled, too; heads as large as they were; layers, vocabulary and experts alone
+made small; nothing.
+"""
+_SMALL = RECIPES[:2]
 FIRST_ID = 100
 """Ids of special tokens are from here on, those of texts below."""
 
@@ -30,12 +33,13 @@ _WIDTHS = (
 _INNER = r"intermediate|(ffn|mlp|feedforward|inner|ff)_?(dim|size)?(_mlp)?$|^d_ff$|n_inner|encoder_ffn|decoder_ffn"
 _HEADS = r"^((?!key_value|kv|index|mamba|ssm|linear).)*(n_heads?|num_heads|attention_heads|num_attn_heads|nhead)$"
 _PAIRS = r"num_(key_value|kv)_heads|n_kv_heads|multi_query_group_num"
+_COMPUTED = ("id2label", "label2id", "dtype", "transformers_version", "stage_names")
 _IMAGE = ("image_size", "img_size", "input_size")
 _HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_head", "encoder_attention_heads", "attention_heads")
 COUNTS: tuple[tuple[str, int], ...] = (
     (r"^(n_routed_experts|num_local_experts|num_experts|moe_num_experts|n_experts)$", 4),
     (r"^(num_experts_per_tok|moe_topk|moe_top_k|num_experts_per_token|moe_k|num_selected_experts)$", 2),
-    (r"^n_group$", 2),
+    (r"^(n|num)_group$", 2),
     (r"^topk_group$", 1),
     (r"^(num_queries|num_object_queries|num_query_tokens|num_latents)$", 12),
     (r"^attn_layer_period$", 2),
@@ -64,6 +68,28 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"^block_size$|landmarks$", 8),
 )
 """Fields with a value that fits the others, where heads are made small as well."""
+ABSENT: tuple[tuple[str, Any], ...] = (
+    (r"^vocab_size$", VOCABULARY),
+    (r"^(n_routed_experts|num_local_experts|num_experts)$", 4),
+    (r"^(num_experts_per_tok|top_k_experts)$", 2),
+    (r"^(n_shared_experts|n_group|topk_group)$", 1),
+    (r"expert_intermediate_size$|^moe_intermediate_size$", 32),
+    (r"num_key_value_heads$|^index(er)?_(n|kv)_heads$", 2),
+    (r"^index(er)?_head_dim$", HEAD),
+    (r"^index(er)?_budget$", 16),
+    (r"^index(er)?_compress_ratio$", 4),
+    (r"^prediction_length$", 8),
+    (r"^mlp_layer_types$", ["dense", "sparse"]),
+    (r"^layer_types$", ["full_attention"] * 2),
+    (r"^vocabulary_map$", {"<image>": FIRST_ID}),
+    (r"^initializer_range$", 0.02),
+    (r"dropout(_rate)?$", 0.0),
+    (r"^rope_theta$", 10000.0),
+    (r"^clip_qkv$", 8.0),
+    (r"^sliding_window$", 7),
+    (r"^pad_token_id$", 1),
+)
+"""Fields that are None by default, or missing, and what a model needs there."""
 
 
 def shrunk(kind: type[Any], recipe: str) -> Any:
@@ -73,8 +99,22 @@ def shrunk(kind: type[Any], recipe: str) -> Any:
     for node in _nodes(plain):
         width = _width(node)
         if width is not None:
-            widths.setdefault(width, WIDTH if recipe == "small" else HEADS * _head(node))
+            widths.setdefault(width, WIDTH if recipe in _SMALL else HEADS * _head(node))
     return _smaller(plain, recipe, widths)
+
+
+def mended(config: Any, error: str) -> bool:
+    """Whether a field that ``error`` misses in a part of the configuration has been given a value."""
+    found = re.search(r"'(\w+)' object has no attribute '(\w+)'", error)
+    if found is None:
+        return False
+    owner, name = found.groups()
+    wanting = [node for node in _nodes(config) if type(node).__name__ == owner and name not in vars(node)]
+    known = [vars(node)[name] for node in _nodes(config) if vars(node).get(name) is not None]
+    known += [value for pattern, value in ABSENT if re.search(pattern, name)]
+    for node in wanting if known else ():
+        setattr(node, name, known[0])
+    return bool(wanting and known)
 
 
 def _nodes(config: Any) -> Iterator[Any]:
@@ -103,25 +143,48 @@ def _head(config: Any) -> int:
 
 
 def _smaller(plain: Any, recipe: str, widths: dict[int, int]) -> Any:
-    if getattr(plain, "model_type", "") in ("timm_backbone", "timm_wrapper"):
+    if getattr(plain, "model_type", "") == "timm_backbone":
         return _in_place_of_timm(plain)
     changes: dict[str, Any] = {}
     layers = _kept_layers(plain)
     for name, value in vars(plain).items():
-        if name.startswith("_") or name in ("id2label", "label2id", "dtype", "transformers_version"):
+        if name.startswith("_") or name in _COMPUTED:
             continue
         found = _field(plain, name, value, recipe, widths, layers)
-        if found is not value and found != value:
+        if found is not value and (isinstance(value, _tf.PreTrainedConfig) or found != value):
             changes[name] = found
     if not changes:
         return plain
+    usual = vars(type(plain)())
+    own = {name: value for name, value in vars(plain).items() if _is_own(name, value, usual) and name not in changes}
     try:
-        return type(plain)(**changes)
+        made = type(plain)(**{name: value for name, value in own.items() if name in usual}, **changes)
     except Exception:  # a field that the class computes: then it is set as it stands
-        made = copy.deepcopy(plain)
-        for name, value in changes.items():
-            setattr(made, name, value)
-        return made
+        made, own = copy.deepcopy(plain), own | changes
+    for name, value in own.items():
+        setattr(made, name, value)
+    return _with_stages(plain, made)
+
+
+def _is_own(name: str, value: Any, usual: dict[str, Any]) -> bool:
+    """Whether the configuration that this one is a part of has set a field otherwise than its class does."""
+    return (
+        name not in _COMPUTED
+        and not name.startswith("_")
+        and not isinstance(value, _tf.PreTrainedConfig)
+        and value != usual.get(name)
+    )
+
+
+def _with_stages(plain: Any, made: Any) -> Any:
+    """A backbone gives as many of its stages as before: the last ones, where layers were taken away."""
+    stages = vars(plain).get("_out_indices")
+    if stages:
+        most = len(vars(made).get("stage_names") or ()) - 1
+        fewer = range(most - len(stages) + 1, most + 1)
+        stages = list(stages) if max(stages) <= most else [max(0, one) for one in fewer]
+        made.set_output_features_output_indices(out_features=None, out_indices=stages)
+    return made
 
 
 def _in_place_of_timm(plain: Any) -> Any:
@@ -140,12 +203,14 @@ def _field(plain: Any, name: str, value: Any, recipe: str, widths: dict[int, int
         return _smaller(value, recipe, widths)
     if recipe == "as it is":
         return value
-    if value is None and name == "head_dim" and recipe == "small":
+    if value is None and name == "head_dim" and recipe in _SMALL:
         return HEAD
+    if value is None and recipe == "filled":
+        return next((given for pattern, given in ABSENT if re.search(pattern, name)), None)
     if isinstance(value, dict):
-        return _rotary(plain, value) if name.startswith("rope") and recipe == "small" else value
+        return _rotary(plain, value, recipe) if name.startswith("rope") and recipe in _SMALL else value
     if isinstance(value, (list, tuple)):
-        return _list(name, value, layers)
+        return _list(name, value, layers, widths)
     if not isinstance(value, int) or isinstance(value, bool):
         return value
     if re.search(_LAYERS, name) and not re.search(_NO_LAYERS, name) and value > 2:
@@ -156,10 +221,10 @@ def _field(plain: Any, name: str, value: Any, recipe: str, widths: dict[int, int
         return FIRST_ID + sum(map(ord, name)) % 20
     if re.search("kv_shared", name):
         return 0
-    for pattern, fixed in (*COUNTS, *(SIZES if recipe == "small" else ())):
+    for pattern, fixed in (*COUNTS, *(SIZES if recipe in _SMALL else ())):
         if re.search(pattern, name):
             return min(value, fixed)
-    if name in _IMAGE and recipe == "small":
+    if name in _IMAGE and recipe in _SMALL:
         patch = _number(plain, "patch_size")
         return min(value, 128 if patch is None else max(64, 8 * patch))
     staged = isinstance(vars(plain).get("depths"), (list, tuple))
@@ -173,29 +238,35 @@ def _size(plain: Any, name: str, value: int, widths: dict[int, int]) -> int:
     made = widths.get(own, WIDTH)
     if re.search(_PAIRS, name):
         heads = _number(plain, *_HEAD_COUNTS) or value
-        return HEADS if value == heads and value > HEADS else min(value, HEADS // 2)
+        return HEADS if value >= heads and value > HEADS else min(value, HEADS // 2)
     if re.search(_HEADS, name):
         return min(value, HEADS)
     if value <= WIDTH and value not in widths:
         return value
     if re.search(_INNER, name):
         return max(16, min(2 * made, made * value // own // 16 * 16))
-    if value in widths and re.search(r"size|dim|width|d_model|n_embd|channels", name) and "image" not in name:
+    if value in widths and re.search(r"size|dim|width|d_model|n_embd|channels|groups", name) and "image" not in name:
         return widths[value]
     if re.search(_WIDTHS, name):
         return max(16, min(2 * made, made * value // own // 16 * 16))
     return value
 
 
-def _rotary(plain: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _rotary(plain: Any, given: dict[str, Any], recipe: str) -> dict[str, Any]:
     """Sections of rotary features as shares of a smaller head."""
     head = _head(plain)
-    if head <= HEAD:
-        return given
     made = dict(given)
+    kinds = vars(plain).get("layer_types")
+    if recipe == "filled" and not given and kinds:
+        return {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in sorted(set(kinds))}
+    if recipe == "filled" and "rope_theta" in given and "mrope_section" not in given:
+        pairs = int(HEAD * given.get("partial_rotary_factor", 1.0)) // 2
+        made["mrope_section"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    if head <= HEAD:
+        return made
     for name, value in given.items():
         if isinstance(value, dict):
-            made[name] = _rotary(plain, value)
+            made[name] = _rotary(plain, value, recipe)
         elif isinstance(value, (list, tuple)) and value and all(isinstance(part, int) for part in value):
             made[name] = [max(1, part * HEAD // head) for part in value]
             made[name][0] += sum(value) * HEAD // head - sum(made[name])
@@ -211,20 +282,23 @@ def _kept_layers(plain: Any) -> dict[int, list[int]]:
         lists = [value for value in vars(plain).values() if isinstance(value, (list, tuple)) and len(value) == count]
         kinds = [tuple(str(value[layer]) for value in lists) for layer in range(count)]
         first = [kinds.index(kind) for kind in dict.fromkeys(kinds)][:4]
-        found[count] = sorted({*first, 0, 1} if len(first) < 2 else first)
+        taken = len(vars(plain).get("_out_indices") or ())
+        found[count] = sorted({*first, *range(max(2, min(count, taken)))} if len(first) < max(2, taken) else first)
     return found
 
 
-def _list(name: str, value: Any, layers: dict[int, list[int]]) -> Any:
+def _list(name: str, value: Any, layers: dict[int, list[int]], widths: dict[int, int]) -> Any:
     kind = type(value)
     numbers = all(isinstance(one, int) for one in value)
     if name in ("depths", "num_blocks", "layer_depths", "blocks_per_stage", "num_block_repeats") and numbers:
         return kind(min(one, 1) for one in value)
+    if name.endswith("channels") and value and all(one in widths for one in value):
+        return kind(widths[one] for one in value)
     if re.search(r"layers|types|pattern|freq|no_rope|indices|config", name) and len(value) in layers:
         return kind(value[layer] for layer in layers[len(value)])
     if name.endswith(("token_id", "_ids")) and numbers:
         return kind(FIRST_ID + number if one >= FIRST_ID else one for number, one in enumerate(value))
-    if re.search(r"index|indices|indexes|layers", name) and numbers and layers and "out_" not in name:
+    if re.search(r"index|indices|indexes|layers", name) and numbers and layers and not re.search("out_|proj", name):
         # Places of layers: those that are left.
         most = max(len(kept) for kept in layers.values())
         kept = [one for one in value if one < most]

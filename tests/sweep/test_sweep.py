@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,13 @@ import attemper
 
 tf = pytest.importorskip("transformers")
 
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+
+from tests.support.attention import Attention  # noqa: E402
 from tests.sweep import page  # noqa: E402
 from tests.sweep.__main__ import all_types, run  # noqa: E402
 from tests.sweep.judge import Reading, Verdict, faults_of, judge  # noqa: E402
+from tests.sweep.shrink import shrunk  # noqa: E402
 from tests.sweep.weights import weights_of  # noqa: E402
 
 SAMPLE = {
@@ -58,31 +63,40 @@ def test_the_page_is_what_the_results_say() -> None:
     assert page.written(page.load(), text) == text, "write it anew: python -m tests.sweep --write-page"
 
 
-class _Attention(nn.Module):
-    num_heads = 4
-
-    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.attend = attend
-        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+def _read(model: nn.Module, x: Tensor) -> Reading:
+    scan = attemper.scan(model, [x])
+    return Reading("eager", "scan", scan.sites, {skip.name: skip.reason for skip in scan.skipped})
 
 
-def _faults(attend: Callable[[Tensor, Tensor, Tensor], Tensor], change: Callable[[Reading], Reading]) -> str:
-    model, x = nn.Sequential(_Attention(attend)).eval(), torch.randn(2, 12, 32)
+def _faults(model: nn.Module, reading: Reading, x: Tensor) -> str:
     with weights_of(model) as oracle:
         model(x)
-    plain = nn.Sequential(_Attention(F.scaled_dot_product_attention)).eval()
-    plain.load_state_dict(model.state_dict())
-    scan = attemper.scan(plain, [x])
-    return "; ".join(faults_of(change(Reading("eager", "scan", scan.sites)), oracle, Verdict("test"), 1e-5))
+    return "; ".join(faults_of(reading, oracle, Verdict("test"), 1e-5))
 
 
-def test_the_oracle_finds_nothing_wrong_with_a_right_reading() -> None:
-    assert _faults(F.scaled_dot_product_attention, lambda reading: reading) == ""
+def _one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(1, 2)], 2)
+
+
+class _Heads(Attention):
+    """Returns each head's own rows, [B, H, N, D]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).unflatten(-1, (4, 8)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        (Attention(F.scaled_dot_product_attention), 12),
+        (_Heads(F.scaled_dot_product_attention), 12),
+        (Attention(_one_by_one), 70),
+    ],
+    ids=["plain", "heads apart", "one site of more calls than are told apart"],
+)
+def test_the_oracle_finds_nothing_wrong_with_a_right_reading(model: nn.Module, tokens: int) -> None:
+    model, x = nn.Sequential(model).eval(), torch.randn(2, tokens, 32)
+    assert _faults(model, _read(model, x), x) == ""
 
 
 def _difference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -107,4 +121,24 @@ def _rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_the_oracle_finds_what_is_wrong(
     attend: Callable[[Tensor, Tensor, Tensor], Tensor], change: Callable[[Reading], Reading], fault: str
 ) -> None:
-    assert fault in _faults(attend, change)
+    model, x = nn.Sequential(Attention(attend)).eval(), torch.randn(2, 12, 32)
+    plain = nn.Sequential(Attention(F.scaled_dot_product_attention)).eval()
+    plain.load_state_dict(model.state_dict())
+    assert fault in _faults(model, change(_read(plain, x)), x)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "read", "expected"),
+    [
+        ("paligemma", "small", lambda made: made.text_config.num_key_value_heads, 1),
+        ("depth_anything", "small", lambda made: len(made.backbone_config.out_indices), 4),
+        ("rt_detr", "small", lambda made: list(made.decoder_in_channels), [64] * 3),
+        ("glm4v_text", "filled", lambda made: sum(made.rope_parameters["mrope_section"]), 8),
+        ("nemotron", "small", lambda made: made.num_key_value_heads, None),
+        ("nemotron", "filled", lambda made: made.num_key_value_heads, 2),
+    ],
+)
+def test_a_configuration_that_is_made_small_keeps_what_belongs_together(
+    name: str, recipe: str, read: Callable[[Any], Any], expected: Any
+) -> None:
+    assert read(shrunk(CONFIG_MAPPING[name], recipe)) == expected

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ref
 
@@ -59,10 +59,15 @@ class Map:
     subtracted: bool = False
     """Whether what they gave is subtracted from, or by, what other weights gave."""
     added: bool = False
-    rows_of_output: int = 0
-    """Rows of what the module returned."""
+    output: tuple[int, ...] = ()
+    """Shape of what the module returned."""
     heads: tuple[int, ...] = ()
     """Numbers of heads that the module names; none where it names none."""
+
+    def rows_of_output(self, heads: int) -> int:
+        """Rows of what the module returned, each of all heads: it may return each head's own."""
+        apart = len(self.output) == 4 and heads in self.output[1:3]
+        return math.prod(self.output[:-1]) // (heads if apart else 1)
 
     def statistics(self, heads: int) -> Iterator[Tensor]:
         """Mean entropies in nats and mean largest weights, [2, heads], over rows that see a key.
@@ -88,6 +93,13 @@ def _layouts(count: int, queries: int, heads: int) -> Iterator[tuple[int, int, i
     if queries % heads == 0:
         yield count * queries // heads, heads, 1
         yield count, heads, queries // heads
+
+
+def together(maps: list[Map]) -> Map:
+    """The weights of several calls of a module as one map; their statistics are means over all of their rows."""
+    return replace(
+        maps[0], weights=torch.cat([one.weights for one in maps if one.weights.shape[1:] == maps[0].weights.shape[1:]])
+    )
 
 
 @dataclass
@@ -215,7 +227,7 @@ class _Watcher(TorchDispatchMode):
                 return
             for made in self.found.maps:
                 if (made.module, made.call) == (name or type(module).__name__, call):
-                    made.rows_of_output = math.prod(first.shape[:-1])
+                    made.output = tuple(first.shape)
 
 
 def _heads(module: nn.Module) -> tuple[int, ...]:

@@ -187,7 +187,7 @@ class ByHand:
         known = _with_single_key(known, found, place)
         others = [self._weights[operand] for operand, _ in _others(found, place) if operand in self._weights]
         factor = any(other.softmax.over_features is None for other in others)
-        changed = FACTOR if factor else known.reason
+        changed = FACTOR if factor else None if softmax.learned else known.reason
         reason = softmax.over_features or changed or self._refusal(weights, known, found, place)
         if reason is None and (_version(weights) != known.version or _is_changed(softmax)):
             reason = OVERWRITTEN
