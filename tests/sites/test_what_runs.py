@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings(
 TOKENS, HEADS, SECOND = 12, 4, 5
 """Tokens of a text, heads, and where its second document begins."""
 ADDS = "adds as 0 and 1, so that it hides nothing: pass torch.where"
+LOWEST = torch.finfo(torch.float32).min
 ROUNDING = 4e-7
 """Of float32, in which most eager functions softmax whatever their queries are: some ulp of a weight of at most 1."""
 
@@ -338,3 +339,28 @@ def test_every_eager_function_of_transformers_adds_its_mask(files: str) -> None:
             torch.testing.assert_close(made, weights, rtol=0, atol=ROUNDING, msg=lambda m, p=places: f"{p}: {m}")
         as_numbers = function(module, query, key, value, visible.float(), **given)[0]
         assert torch.equal(function(module, query, key, value, visible, **given)[0], as_numbers), places
+
+
+@pytest.mark.parametrize(
+    ("implementation", "number"),
+    [("eager", LOWEST), ("sdpa", LOWEST), ("sdpa", -torch.inf)],  # in eager attention the last is NaN
+)
+def test_a_scan_gives_later_layers_what_the_model_makes_of_a_row_that_sees_nothing(
+    implementation: str, number: float
+) -> None:
+    config = tf.LlamaConfig(vocab_size=101, hidden_size=32, intermediate_size=16, num_hidden_layers=2,
+                            num_attention_heads=4, num_key_value_heads=2, use_cache=False)  # fmt: skip
+    model = from_config(tf.LlamaModel, config, attn_implementation=implementation).eval()
+    for layer in model.layers:
+        for part in (layer.self_attn.q_proj, layer.self_attn.v_proj, layer.self_attn.o_proj):
+            part.weight.data.mul_(20.0)
+    mask = torch.full((2, 1, TOKENS, TOKENS), number).triu(1)
+    mask[:, :, SECOND] = number  # a query that sees nothing, and is a key of those behind it
+    batch = {"input_ids": torch.randint(1, 101, (2, TOKENS)), "attention_mask": mask}
+    with attemper.watch(model) as watch, torch.no_grad():
+        model(**batch)
+    scan = attemper.scan(model, [batch])
+    for seen, scanned in zip(watch.table().sites, scan.sites, strict=True):
+        assert [head.entropy_nats for head in scanned.heads] == pytest.approx(
+            [head.entropy_nats for head in seen.heads], abs=1e-5
+        )

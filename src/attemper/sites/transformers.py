@@ -200,9 +200,19 @@ def _attend_here(module: nn.Module, call: AttentionCall, value: Tensor, observer
     for observer in observers:
         if stats is not None:
             guard([observer], observer.observe, module, stats, call, request)
-    output = output.transpose(1, 2).contiguous()
+    output = _with_even_rows(output, call, value).transpose(1, 2).contiguous()
     note_output(output, module)
     return output
+
+
+def _with_even_rows(output: Tensor, call: AttentionCall, value: Tensor) -> Tensor:
+    """The output of transformers' functions where an added number hides every key of a row: their mean, not 0."""
+    mask = call.mask
+    if mask is None or mask.dtype == torch.bool or call.options.sink_logits is not None:
+        return output
+    even = ((mask <= torch.finfo(mask.dtype).min / 2) & mask.isfinite()).all(-1, keepdim=True)
+    mean = value.mean(2, keepdim=True)
+    return torch.where(even, mean.repeat_interleave(output.shape[1] // mean.shape[1], 1), output)
 
 
 Wrap = Callable[[Callable[..., Any], str, Callable[..., Any]], Callable[..., Any]]
