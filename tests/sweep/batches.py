@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tests.sweep.shrink import FIRST_ID
 
-ROWS, TOKENS = 2, 96
+ROWS, TOKENS, SIDE = 2, 96, 12
+"""Rows of a batch, tokens of a text, and patches along the sides of an image that is given as patches."""
 MOST = 24
 """So many combinations are tried at most, of each choice of inputs."""
 Batch = dict[str, Any]
@@ -24,8 +25,9 @@ _MORE = (
     "pixel_values", "input_features", "input_values", "attention_mask", "encoder_hidden_states", "inputs_embeds",
     "decoder_input_ids", "encoder_outputs", "feature_attention_mask", "input_features_mask", "bbox", "image",
     "image_embeds", "image_embeds_position_mask", "query_embeds", "position_ids", "position_embeddings",
-    "image_attention_mask", "target_sizes", "image_grid_thw", "feature_lens", "visual_feats", "visual_pos",
-    "spatial_shapes", "context_input_ids", "actions", "rewards", "returns_to_go", "timesteps",
+    "image_attention_mask", "target_sizes", "image_grid_thw", "grid_thw", "pixel_attention_mask", "feature_lens",
+    "visual_feats", "visual_pos", "spatial_shapes", "context_input_ids", "actions", "rewards", "returns_to_go",
+    "timesteps",
 )  # fmt: skip
 """Inputs that may be needed though they have a default: added one after the other where a forward fails."""
 
@@ -54,7 +56,7 @@ def fitting(model: Any, forward: Callable[[Batch], Any]) -> Batch:
                 except Exception as error:
                     said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                     errors.append(said)
-                    changed = _changed(batch, said, parameters)
+                    changed = _changed(model, batch, said, parameters)
                     if changed is None:
                         break
                     batch = changed
@@ -93,7 +95,17 @@ def _wanted(model: Any, parameters: Any) -> list[str]:
     return names
 
 
-def _changed(batch: Batch, error: str, parameters: Any) -> Batch | None:
+def _with_placeholders(batch: Batch, model: Any, kind: str, count: int) -> Batch | None:
+    """The batch with so many ids in its text that stand for features of images (or sound)."""
+    token, ids = find(model.config, f"{kind}_token_id", f"{kind}_token_index"), batch.get("input_ids")
+    if not isinstance(token, int) or not isinstance(ids, Tensor) or ids.dim() != 2 or count % len(ids):
+        return None
+    here = count // len(ids)
+    text = ids[:, :8].repeat(1, 2)
+    return batch | {"input_ids": torch.cat((text[:, :4], ids.new_full((len(ids), here), token), text[:, 4:]), 1)}
+
+
+def _changed(model: Any, batch: Batch, error: str, parameters: Any) -> Batch | None:
     """The batch with the size that an error asks for; None where it asks for none."""
     if found := re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", error):
         was, wanted = map(int, found.groups())
@@ -107,6 +119,8 @@ def _changed(batch: Batch, error: str, parameters: Any) -> Batch | None:
     if found := re.search(r"(?:mel|sequence|input features) .*length (\d+), but (?:found|got) (\d+)", error):
         wanted, was = map(int, found.groups())
         return _resized(batch, -1, was, wanted)
+    if found := re.search(r"(\w+) tokens do not match.*?tokens: (\d+),? features:? (\d+)", error):
+        return _with_placeholders(batch, model, found.group(1).lower(), int(found.group(3)))
     if "get_seq_length" in error and "use_cache" in parameters and "use_cache" not in batch:
         return batch | {"use_cache": False}
     return None
@@ -191,7 +205,38 @@ def _boxes(config: Any, *_: Any) -> Iterator[Tensor]:
 
 
 def _grids(config: Any, name: str, _: Any) -> Iterator[Tensor]:
-    yield torch.tensor([[1, 8, 8]] if "thw" in name else [[8, 8]])
+    yield torch.tensor([[1, SIDE, SIDE]] if "thw" in name else [[SIDE, SIDE]])
+
+
+_GRIDS = ("image_grid_thw", "grid_thw", "spatial_shapes", "target_sizes", "merge_sizes", "pixel_position_ids")
+"""Inputs that tell how patches lie in images: then images are given as patches."""
+
+
+def _places(*_: Any) -> Iterator[Tensor]:
+    yield torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE))[None]
+
+
+def _one(*_: Any) -> Iterator[Any]:
+    yield torch.ones(1, dtype=torch.int64)
+
+
+def _count(*_: Any) -> Iterator[Any]:
+    yield SIDE**2
+
+
+def _frames(*_: Any) -> Iterator[Tensor]:
+    yield torch.tensor([200])
+
+
+def _packed(config: Any) -> Iterator[Tensor]:
+    """The patches of an image, as models of images of any size take them."""
+    patch, times = _int(find(config, "patch_size"), 16), _int(find(config, "temporal_patch_size"), 1)
+    channels, many = _int(find(config, "num_channels", "in_channels", "in_chans"), 3), SIDE**2
+    flat = channels * times * patch**2
+    for shape in ((many, flat), (1, many, flat), (1, many, channels, patch, patch), (many, channels, patch, patch)):
+        yield torch.randn(shape)
+    for high, wide in ((patch, many * patch), (SIDE * patch, SIDE * patch)):
+        yield torch.randn(1, channels, high, wide)
 
 
 def _features(config: Any, name: str, parameters: Any) -> Iterator[Tensor]:
@@ -214,7 +259,9 @@ def _times(*_: Any) -> Iterator[Tensor]:
     yield torch.randint(0, 40, (ROWS, 24))
 
 
-def _images(config: Any, *_: Any) -> Iterator[Tensor]:
+def _images(config: Any, _: str, parameters: Any) -> Iterator[Tensor]:
+    if any(name in parameters for name in _GRIDS):
+        yield from _packed(config)
     size = find(config, "image_size", "img_size", "crop_size", "input_size")
     size = list(size.values()) if isinstance(size, dict) else size
     sizes = (size[-2], size[-1]) if isinstance(size, (list, tuple)) and len(size) > 1 else (_int(size, 64),) * 2
@@ -239,13 +286,15 @@ def _patches(config: Any, *_: Any) -> Iterator[Tensor]:
     yield torch.rand(ROWS, 64, size)
 
 
-def _sounds(config: Any, *_: Any) -> Iterator[Tensor]:
+def _sounds(config: Any, _: str, parameters: Any) -> Iterator[Tensor]:
     fields = (
         "num_mel_bins", "feature_size", "input_dim", "mel_dim", "input_feat_per_channel", "input_size", "feat_dim",
         "n_mels", "input_feat_size",
     )  # fmt: skip
     bins = _int(find(config, *fields), 0)
     longest = min(3000, _int(find(config, "max_source_positions", "max_length", "n_ctx"), 100))
+    if bins > 1 and "feature_lens" in parameters:
+        yield torch.randn(bins, 200)
     if bins > 1:
         for frames in dict.fromkeys((2 * longest, 64, longest)):
             yield torch.randn(ROWS, bins, frames)
@@ -276,7 +325,12 @@ def _flags(*_: Any) -> Iterator[Tensor]:
 
 _RULES: tuple[tuple[str, Callable[..., Iterator[Any]]], ...] = (
     (r"^(decoder_)?input_ids$|^inputs$", _texts),
+    (r"^(pixel_attention_mask|padding_positions)$", lambda *_: iter((torch.ones(1, SIDE**2, dtype=torch.int64),))),
     (r"attention_mask$|features_mask$", _masks),
+    (r"^pixel_position_ids$", _places),
+    (r"^merge_sizes$", _one),
+    (r"^num_patches$", _count),
+    (r"feature_lens$", _frames),
     (r"^bbox$", _boxes),
     (r"pixel_values|^images?$", _images),
     (r"flattened_patches", _patches),
@@ -284,10 +338,14 @@ _RULES: tuple[tuple[str, Callable[..., Iterator[Any]]], ...] = (
         r"^(input_values|input_features|audio_values|input_audio|features|waveform|spectrogram|audio_mel|audio)$",
         _sounds,
     ),
-    (r"grid_(thw|hw)|grid_hws", _grids),
+    (r"grid_(thw|hw)|grid_hws|^spatial_shapes$|^target_sizes$", _grids),
     (r"^(past|future)_(values|observed_mask|time_features)$", _series),
-    (r"hidden_states?$|embeds?$|embeddings?$|features?$|latents?$|query|context$|states$", _features),
-    (r"timesteps?$", _times),
+    (
+        r"hidden_states?$|embeds?$|embeddings?$|features?$|latents?$|query|context$|states$|queries$|encodings?$"
+        r"|vector$|_feats$|^actions$",
+        _features,
+    ),
+    (r"time_?steps?$", _times),
     (r"ids?$|codes?$|tokens?$|indices$", _codes),
     (r"mask", _flags),
 )

@@ -14,6 +14,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
 Row = Mapping[str, Any]
 VERDICTS = ("exact", "skipped", "wrong", "not tried")
+FLOAT32 = "does not run in float64"
+"""Begins the note of a type that is held against float32."""
 WHY = (
     (r"configuration cannot be made", "its configuration cannot be made without arguments"),
     (r"no class of transformers", "no class of transformers has this configuration for its own"),
@@ -59,7 +61,7 @@ def section(rows: Iterable[Row]) -> str:
     """The results as Markdown."""
     rows = sorted(rows, key=lambda row: row["type"])
     by_verdict = {name: [row for row in rows if row["verdict"] == name] for name in VERDICTS}
-    lines = [f"**{counts(rows)}.**", ""]
+    lines = [f"**{counts(rows)}.**", "", _float32(by_verdict["exact"]), ""]
     lines += ["| exact | class | sites | heads | largest error | layers without weights |", "|---|---|---|---|---|---|"]
     lines += [*map(_exact, by_verdict["exact"]), ""]
     lines += ["| skipped, with the reason | model types |", "|---|---|"]
@@ -67,6 +69,12 @@ def section(rows: Iterable[Row]) -> str:
     lines += ["", "| not tried, with the reason | model types |", "|---|---|"]
     lines += _grouped((why(row), row["type"]) for row in by_verdict["not tried"])
     return "\n".join(lines)
+
+
+def _float32(rows: Iterable[Row]) -> str:
+    """Which types are exact against weights in float32."""
+    names = [row["type"] for row in rows if any(note.startswith(FLOAT32) for note in row["notes"])]
+    return f"Of the exact ones {len(names)} do not run in float64, and are held against float32: {', '.join(names)}."
 
 
 def _exact(row: Row) -> str:

@@ -39,7 +39,7 @@ _HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_head", "encoder_attention
 COUNTS: tuple[tuple[str, int], ...] = (
     (r"^(n_routed_experts|num_local_experts|num_experts|moe_num_experts|n_experts)$", 4),
     (r"^(num_experts_per_tok|moe_topk|moe_top_k|num_experts_per_token|moe_k|num_selected_experts)$", 2),
-    (r"^(n|num)_group$", 2),
+    (r"^(n|num|num_expert)_group$", 2),
     (r"^topk_group$", 1),
     (r"^(num_queries|num_object_queries|num_query_tokens|num_latents)$", 12),
     (r"^attn_layer_period$", 2),
@@ -79,6 +79,7 @@ ABSENT: tuple[tuple[str, Any], ...] = (
     (r"^index(er)?_budget$", 16),
     (r"^index(er)?_compress_ratio$", 4),
     (r"^prediction_length$", 8),
+    (r"^image_token_(id|index)$", FIRST_ID + 6),
     (r"^mlp_layer_types$", ["dense", "sparse"]),
     (r"^layer_types$", ["full_attention"] * 2),
     (r"^vocabulary_map$", {"<image>": FIRST_ID}),
@@ -227,7 +228,9 @@ def _field(plain: Any, name: str, value: Any, recipe: str, widths: dict[int, int
     if name in _IMAGE and recipe in _SMALL:
         patch = _number(plain, "patch_size")
         return min(value, 128 if patch is None else max(64, 8 * patch))
-    staged = isinstance(vars(plain).get("depths"), (list, tuple))
+    staged = any(one == "depths" or one.endswith("_per_stage") for one in vars(plain))
+    if name == "num_pos_feats":  # half of a width, twice for x and y
+        return widths.get(2 * value, 2 * value) // 2
     if recipe == "shallow" or staged or name in _IMAGE:
         return value  # stages of different width follow rules of their own
     return _size(plain, name, value, widths)
@@ -292,7 +295,7 @@ def _list(name: str, value: Any, layers: dict[int, list[int]], widths: dict[int,
     numbers = all(isinstance(one, int) for one in value)
     if name in ("depths", "num_blocks", "layer_depths", "blocks_per_stage", "num_block_repeats") and numbers:
         return kind(min(one, 1) for one in value)
-    if name.endswith("channels") and value and all(one in widths for one in value):
+    if name.endswith("channels") and numbers and value and all(one in widths for one in value):
         return kind(widths[one] for one in value)
     if re.search(r"layers|types|pattern|freq|no_rope|indices|config", name) and len(value) in layers:
         return kind(value[layer] for layer in layers[len(value)])

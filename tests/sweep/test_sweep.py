@@ -27,6 +27,7 @@ from tests.sweep.weights import weights_of  # noqa: E402
 
 SAMPLE = {
     "bert": "exact", "gpt_oss": "exact", "t5": "exact", "vit": "exact", "bloom": "exact",
+    "dots1": "exact", "squeezebert": "exact",
     "nystromformer": "multiplied with each other", "diffllama": "subtracted", "big_bird": "weights are changed",
     "inkling2_text": "the same along the axis of heads", "mamba": "no attention in it",
 }  # fmt: skip
