@@ -370,7 +370,7 @@ def judge_harmless(name: str, case: Case, setting: str, clean: Clean) -> dict[st
         print_a = clean.fingerprint(one, type_a)
         there, back = said(print_a, print_b), said(print_b, print_a)
     numbers = [found.short() for found in (there, back) if found.value is not None]
-    bits = {"int8": 8, "int4": 4}.get(case.name.rpartition("-")[2])
+    bits = {"int8": 8, "int4": 4, "bfloat16": 16, "float16": 16}.get(case.name.rpartition("-")[2])
     false = [found.short() for found in (there, back) if found.value is not None and found.value != bits]
     given = "blamed" if there.fault or back.fault or false else "right"
     if one.extra.get("may refuse") and (there.kind, back.kind) == ("refused", "refused"):

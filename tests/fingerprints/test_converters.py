@@ -222,3 +222,64 @@ def test_a_number_of_a_mask_stands_only_where_every_row_has_it():
     first[:, 14], seen[:, 14] = first[:, 14] + 9, seen[:, 14] - 9
     site = replace(b.sites[0], counts={**b.sites[0].counts, "first_visible": first, "visible_keys": seen})
     assert attemper.explain(a, replace(b, sites=(site, *b.sites[1:]))).value is None
+
+
+def masked(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], hidden: float = -torch.inf) -> Any:
+    """A fingerprint with a mask by the places of rows [N, 1] and keys [1, N]; ``hidden`` is added where none is seen."""
+    ids = batch_of(name, False)["input_ids"]
+    places = torch.arange(ids.shape[1])
+    seen = rule(places[:, None], places[None]).expand(len(ids), 1, -1, -1)
+    mask = torch.where(seen, 0.0, hidden)
+    return attemper.fingerprint(tiny(name).model, [{"input_ids": ids, "attention_mask": mask}])
+
+
+def explained(a: attemper.Fingerprint, b: attemper.Fingerprint, kind: str, words: str) -> None:
+    """Both ways round: a kind at the first site, no number, and words."""
+    for one, two, run in ((a, b, "b"), (b, a, "a")):
+        found = attemper.explain(one, two)
+        assert (found.kind, found.site, found.value) == (kind, a.sites[0].name, None), found.message
+        assert words.format(run=run) in found.message
+
+
+def test_a_window_that_keeps_the_first_tokens_is_a_window():
+    b = masked("llama", lambda row, key: (key <= row) & ((row - key < 10) | (key < 4)))
+    explained(clean("llama", False), b, "window", "run {run} sees 14 keys of a row at most, the first among them")
+
+
+def test_a_window_to_both_sides_is_a_window():
+    b = masked("bert", lambda row, key: (row - key).abs() < 9)
+    explained(clean("bert", False), b, "window", "a window of 9 keys to each side in run {run}")
+
+
+def test_documents_that_end_elsewhere_are_documents():
+    ends = torch.tensor([30, 65]), torch.tensor([40, 60])
+    a, b = (
+        masked("llama", lambda row, key, e=each: (key <= row) & (torch.bucketize(key, e) == torch.bucketize(row, e)))
+        for each in ends
+    )
+    explained(a, b, "documents", "documents of a sequence begin at other places in run b")
+
+
+def test_documents_of_one_length_are_told_as_stretches():
+    b = masked("llama", lambda row, key: (key <= row) & (key // 24 == row // 24))
+    explained(clean("llama", False), b, "documents", "run {run} attends in stretches of 24 keys")
+
+
+@pytest.mark.parametrize("hidden", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_a_number_that_hides_keys_is_no_other_mask(hidden: float):
+    a, b = (masked("bert", lambda row, key: key < 60 + 0 * row, number) for number in (-torch.inf, hidden))
+    assert not attemper.explain(a, b).is_fault
+    c = masked("bert", lambda row, key: key < 60 + 0 * row, -20.0)
+    assert attemper.explain(a, c).is_fault
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_token_whose_embedding_is_missing_is_told_where_it_enters(name: str):
+    def change(model: Tiny) -> Any:
+        embeddings = next(part for part in model.model.modules() if isinstance(part, torch.nn.Embedding))
+        often = batch_of(name, False)["input_ids"].flatten().mode().values
+        return rewritten(model, lambda: embeddings.weight[often].zero_())
+
+    for found in both_ways(name, "float32", change):
+        assert (found.kind, found.stage) == ("input", "residual"), found.message
+        assert "rows kept alone" in found.message

@@ -32,6 +32,7 @@ def other(name: str, change: str, seed: int = 0, dtype: torch.dtype = torch.floa
 QUICK = [
     ("llama", "permuted and smoothed", "float32"),
     ("llama", "stream rotated", "bfloat16"),
+    ("llama", "stream lengthened", "float32"),
     ("opt", "rotated everywhere", "float32"),
     ("bert", "values scaled", "float32"),
 ]
@@ -99,6 +100,39 @@ def faulty(name: str, change: str, fault: str, at: int, dtype: str) -> None:
 )
 def test_a_real_fault_behind_or_beside_a_transform_is_found(name: str, change: str, fault: str, at: int, dtype: str):
     faulty(name, change, fault, at, dtype)
+
+
+def test_embeddings_that_are_too_long_are_no_longer_stream():
+    model = whole("llama")
+    with torch.no_grad():
+        for start in model.embeddings:
+            start.mul_(3)
+    a, b = base("llama"), attemper.fingerprint(model.model, [model.batch])
+    for found in (attemper.explain(a, b), attemper.explain(b, a)):
+        assert (found.kind, found.site, found.stage) == ("input", a.sites[0].name, "residual"), found.message
+
+
+def test_another_mask_behind_other_weights_is_found():
+    model = transformed("llama", CHANGES["keys scaled"][0])
+    assert model is not None
+    ids = model.batch["input_ids"]
+    size = ids.shape[1]
+    seen = torch.ones(size, size, dtype=torch.bool).tril(1)[None, None].expand(len(ids), 1, size, size)
+    a, b = base("llama"), attemper.fingerprint(model.model, [{"input_ids": ids, "attention_mask": seen}])
+    for found, value in ((attemper.explain(a, b), 1), (attemper.explain(b, a), 0)):
+        assert (found.kind, found.site, found.value) == ("causality", a.sites[0].name, value), found.message
+
+
+def test_heads_of_the_last_layer_whose_output_projection_does_not_follow():
+    model = whole("bert")
+    with torch.no_grad():
+        last = model.layers[-1]
+        for part in (last.q.weight, last.q.bias, last.k.weight, last.k.bias, last.v.weight, last.v.bias):
+            assert part is not None
+            part.copy_(part.roll(1, 0))  # [heads, size, ...]
+    a, b = base("bert"), attemper.fingerprint(model.model, [model.batch])
+    for found in (attemper.explain(a, b), attemper.explain(b, a)):
+        assert (found.kind, found.site) == ("head_order", a.sites[-1].name), found.message
 
 
 @pytest.mark.slow("takes many seconds")

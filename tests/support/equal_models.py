@@ -581,6 +581,20 @@ def _all(*changes: Change) -> Change:
     return change
 
 
+def stream_lengthened(whole: Whole, _: torch.Generator) -> bool | None:
+    """A residual stream three times as long, which norms divide again, their epsilon apart."""
+    if not whole.ends or whole.layers[0].norm is None:
+        return False
+    for start in whole.embeddings:
+        start.mul_(3)
+    for layer in whole.layers:
+        for writer in (layer.o, *layer.mlp_out):
+            writer.weight.mul_(3)
+            if writer.bias is not None:
+                writer.bias.mul_(3)
+    return None
+
+
 CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
     "smoothed": (smoothed, ("rescaled",)),
     "folded": (folded, ("folded",)),
@@ -589,6 +603,7 @@ CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
     "keys scaled": (keys_scaled, ("rescaled",)),
     "keys rotated": (keys_rotated, ("rotated",)),
     "stream rotated": (stream_rotated, ("rotated",)),
+    "stream lengthened": (stream_lengthened, ("rescaled",)),
     "centred": (centred, ("centred",)),
     "groups permuted": (groups_permuted, ("permuted",)),
     "heads permuted": (heads_permuted, ("permuted",)),

@@ -29,6 +29,11 @@ def agrees(pair: SitePair) -> bool:
     )
 
 
+def follows(pair: SitePair) -> bool:
+    """Whether what the attending module gives, or its block adds, is the same with heads in another order."""
+    return any(floor.times(level, floor.states(pair, name)) <= 1 for name, level in _levels(pair).items())
+
+
 def is_known(pair: SitePair) -> bool:
     """Whether it can be told; files of before version 3 do not."""
     return bool(_levels(pair))
@@ -108,6 +113,23 @@ def with_rounding(pair: SitePair) -> SitePair:
     """The site with what rounding of weights explains, if they stand on different grids in the two runs."""
     errors = (pair.a.weight_error or 0.0, pair.b.weight_error or 0.0)
     return replace(pair, weights=max(errors) if pair.a.weight_bits != pair.b.weight_bits else 0.0)
+
+
+def with_epsilon(pairs: list[SitePair]) -> list[SitePair]:
+    """The sites with what the epsilon of norms explains, if the residual stream of one run is longer: the first norm
+    then divides by other lengths and by nothing else.
+    """
+    first = pairs[0]
+    if first.stretch == 1.0 or not is_longer(first):
+        return pairs
+    return [replace(pair, weights=level_of_rows(first.input)) for pair in pairs]
+
+
+def is_longer(pair: SitePair) -> bool:
+    """Whether what enters the attention differs by its length alone, rounding aside."""
+    a, b = pair.a.input.astype(np.float64), pair.b.input.astype(np.float64)
+    length = b[:, :1] / np.maximum(a[:, :1], 1e-300)
+    return level_of_rows(sketch_difference(a * length, b)) <= ALIKE * level_of_rows(pair.input) + floor.entering(pair)
 
 
 def of_rounding(pair: SitePair) -> Finding:

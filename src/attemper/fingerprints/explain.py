@@ -84,16 +84,16 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
     lost = {pair.number: found for pair in pairs if (found := finite.find(pair, pairs))}
     lost |= {len(pairs): found} if (found := finite.of_output(a.output, b.output)) else {}
     pairs = [pair if pair.number in lost else equivalence.in_order(pair) for pair in pairs]
-    own = [masks.find(pair) if pair.number in lost else _own(pair) for pair in pairs]
+    pairs = pairs if lost else equivalence.with_epsilon(pairs)
     level = None if len(pairs) in lost else equivalence.output_level(a.output, b.output)
-    found = _Walk(pairs, own, level, lost).explanation()
+    found = _Walk(pairs, level, lost).explanation()
     differing = [pair for pair in pairs if pair.a.weight_bits != pair.b.weight_bits]
     numbers = [pair.number for pair in pairs if clean_name(pair.a.name) == found.site]
     # Weights that are rounded differ from the first on.
     if not found.is_fault or not differing or numbers[0] > differing[0].number + 1:
         return found
     rounded = [pair if pair.number in lost else equivalence.with_rounding(pair) for pair in pairs]
-    return _Walk(rounded, own, level, lost).explanation(differing)
+    return _Walk(rounded, level, lost).explanation(differing)
 
 
 def _own(pair: SitePair) -> list[Finding]:
@@ -103,10 +103,9 @@ def _own(pair: SitePair) -> list[Finding]:
 class _Walk:
     """From the first site on."""
 
-    def __init__(
-        self, pairs: list[SitePair], own: list[list[Finding]], level: float | None, lost: dict[int, Finding]
-    ) -> None:
-        self.pairs, self.own, self._level, self._lost = pairs, [list(one) for one in own], level, lost
+    def __init__(self, pairs: list[SitePair], level: float | None, lost: dict[int, Finding]) -> None:
+        self.pairs, self._level, self._lost = pairs, level, lost
+        self.own = [masks.find(pair) if pair.number in lost else _own(pair) for pair in pairs]
         self._before = floor.Before()
         self._equivalent: list[tuple[SitePair, Finding]] = []
         self._small: list[tuple[SitePair, str, float]] = []
@@ -144,6 +143,12 @@ class _Walk:
             self._note(pair, "residual", pair.rotation, words)
         rows = pair.residual[~np.isnan(pair.residual)]
         if len(rows) and float(floor.times(rows.max(), before)) > 2 and rows.max() > 8 * max(entering, pair.eps):
+            if pair is self.pairs[0]:  # no router stands before it
+                few = int((floor.times(rows, before) > 1).sum())
+                words = f"what enters its block differs by up to {rows.max():.2g} of its size"
+                return Finding(
+                    "input", "residual", 0.0, message=f"{words}, at {few} of the {len(rows)} rows kept alone"
+                )
             self._few.append(pair)
         moved = self._entering(pair, "input", level_of_rows(pair.input), floor.entering(pair))
         noted = len(self._equivalent)
@@ -158,6 +163,9 @@ class _Walk:
         found = found or _earliest(own) or self._values(pair) or self._attention_output(pair)
         if found is None and pair.order is not None:
             words = f"heads of run b are those of {', '.join(map(str, np.argsort(pair.order)[:16]))} of run a"
+            if not equivalence.follows(pair):
+                words += ", and columns of the output projection do not follow them"
+                return Finding("head_order", "q and k", 0.0, message=words)
             self._note(pair, "q and k", "permuted", words + ", and so are columns of the output projection")
         if found is None and pair.a.kv_heads != pair.b.kv_heads:
             self._note(
@@ -185,8 +193,11 @@ class _Walk:
         """Whether weights take back that what enters the attention differs: a stream that was rotated, or queries or
         keys that are the same, or differ by a cause that leaves nothing.
         """
-        if pair.rotation == "rotated" or (found is not None and found.residual <= TAKEN_BACK):
+        if pair.rotation == "rotated":
             return True
+        if found is not None and found.residual <= TAKEN_BACK:
+            # Queries and keys that are longer because what enters is have a factor, too.
+            return found.kind != "scale" or not equivalence.is_longer(pair)
         if not pair.vectors:
             return found is None
         # Rounding may hide a small difference: it must be smaller than what entered.
@@ -407,8 +418,6 @@ MENDED = 1e-3
 
 def _is_equivalent(pair: SitePair, scores: np.ndarray | None = None) -> bool:
     """Whether scores (None: final ones) agree though queries and keys do not."""
-    if any((pair.a.counts[name] != pair.b.counts[name]).any() for name in ("visible_keys", "first_visible")):
-        return False
     return _agree(pair, pair.score_level if scores is None else scores)
 
 

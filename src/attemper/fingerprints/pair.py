@@ -78,16 +78,37 @@ class SitePair:
         return self.states("residual")
 
     def states(self, name: str) -> np.ndarray:
-        """[R]: relative difference of one of ``GRAMS``; by inner products, if these say that it was rotated."""
+        """[R]: relative difference of one of ``GRAMS``, less what ``stretch`` makes; by inner products, if these say
+        that the residual stream was rotated.
+        """
+        turned = name == "residual" or self.rotation in ("rotated", "centred")
+        return self._states(name, self.stretch, turned)
+
+    def _states(self, name: str, stretch: float, turned: bool = True) -> np.ndarray:
         place, width = GRAMS.index(name), self.a.width or 1
-        own = sketch_difference(getattr(self.a, name), getattr(self.b, name))
-        return _unless_rotated(own, self.a.grams[:, place], self.b.grams[:, place], width)
+        own = sketch_difference(stretch * getattr(self.a, name), getattr(self.b, name))
+        if not turned:
+            return own
+        return _unless_rotated(own, stretch * self.a.grams[:, place], self.b.grams[:, place], width)
+
+    @cached_property
+    def stretch(self) -> float:
+        """By what the residual stream of run b is longer, if what the block adds is, too; norms divide it again."""
+        sizes = self.a.residual[:, 0], self.b.residual[:, 0]
+        known = (sizes[0] > 0) & (sizes[1] > 0)
+        if not known.any():
+            return 1.0
+        factor = float(np.median(sizes[1][known].astype(np.float64) / sizes[0][known]))
+        levels = [[level_of_rows(self._states(name, one)) for name in ("residual", "change")] for one in (1.0, factor)]
+        return factor if all(after < ROTATED * before for before, after in zip(*levels, strict=True)) else 1.0
 
     @cached_property
     def rotation(self) -> str | None:
-        """What was done to the residual stream of the one run: "rotated", "centred", or None."""
-        level = level_of_rows(sketch_difference(self.a.residual, self.b.residual))
-        return None if level_of_rows(self.residual) == level else "rotated" if level > _TURNED else "centred"
+        """What was done to the residual stream of the one run: "rotated", "centred", "rescaled", or None."""
+        level = level_of_rows(sketch_difference(self.stretch * self.a.residual, self.b.residual))
+        if level_of_rows(self.residual) == level:
+            return None if self.stretch == 1.0 else "rescaled"
+        return "rotated" if level > _TURNED else "centred"
 
     @cached_property
     def input(self) -> np.ndarray:

@@ -197,7 +197,7 @@ class FingerprintCollector(Collector):
             facts = {
                 "inv_freq": _inv_freq(self._model, name, rows.shape[2]),
                 "matmul_precision": precision,
-                "weights": weights_of(self._model, name, rows.shape[2], rows.facts["dtype"]),
+                "weights": weights_of(self._model, name, rows.shape, rows.facts["dtype"]),
             }
             facts |= zip(("weight_bits", "weight_error"), grid_of(block) or (None, None), strict=True)
             self.found[key] = SiteRows.of(name, len(self.found), rows, self._heads, **facts)

@@ -18,10 +18,11 @@ _AREA = re.compile(r"^(?:.*\.)?\d+\.[^.]+")
 """What stands directly in a block, a number in a list: all of an attention, its output projection too."""
 
 
-def weights_of(model: nn.Module, name: str, size: int, dtype: str) -> dict[str, np.ndarray]:
-    """``SiteFingerprint.weights`` of a site with heads of that size, whose run has that type. A weight of several
-    squares, as of queries, keys and values, is as many weights.
+def weights_of(model: nn.Module, name: str, shape: tuple[int, int, int], dtype: str) -> dict[str, np.ndarray]:
+    """``SiteFingerprint.weights`` of a site of that shape (heads, heads of keys, size), whose run has that type. A
+    weight of queries, keys and values, or of several squares, is as many weights.
     """
+    heads, groups, size = shape
     area = _AREA.match(name)
     try:
         module = model.get_submodule(area[0] if area else name.partition("#")[0])
@@ -34,7 +35,9 @@ def weights_of(model: nn.Module, name: str, size: int, dtype: str) -> dict[str, 
                 continue
             kept = weight.detach().T if class_name(part) == "Conv1D" else weight.detach()
             rows, columns = kept.shape
-            parts = kept.split(columns) if rows > columns > 1 and rows % columns == 0 else (kept,)
+            squares = rows // columns if rows > columns > 1 and rows % columns == 0 else 1
+            fused = rows == (heads + 2 * groups) * size
+            parts = kept.split([heads * size, groups * size, groups * size] if fused else [rows // squares] * squares)
             for number, square in enumerate(parts):
                 which = f" {number + 1} of {len(parts)}" if len(parts) > 1 else ""
                 sketch = _sketch(square.float(), size)

@@ -86,21 +86,37 @@ def _end(ahead: np.ndarray, most: np.ndarray) -> str:
 
 
 def _window(pair: SitePair, differs: np.ndarray) -> _Named | None:
-    """The first key follows the row at a fixed distance, in one run at least."""
+    """The first key follows the row at a fixed distance, in one run at least; the last one may, too."""
     first = [site.counts["first_visible"] for site in (pair.a, pair.b)]
     moved = (first[0] != first[1]) & differs
     if not moved.any():
-        return None
+        return _kept_first(pair, differs)
     sizes = [_size(one, pair.places, moved) for one in first]
     if sizes[0] is None and sizes[1] is None:
         return None
-    left = float((differs & ~moved).sum() / differs.sum())
-    for one, size in zip(first, sizes, strict=True):
-        expected = np.zeros_like(one) if size is None else np.maximum(pair.places - size + 1, 0)
-        left = max(left, float((moved & (one != expected)).sum() / moved.sum()))
-    a, b = ("no window" if size is None else f"a window of {count(size, 'key')}" for size in sizes)
-    value, before = (None if size is None else float(size) for size in (sizes[1], sizes[0]))
-    return left, "window", value, before, f"{a} in run a, {b} in run b"
+    left, sided, said = 0.0, [], []
+    for site, size in zip((pair.a, pair.b), sizes, strict=True):
+        starts = np.zeros_like(pair.places) if size is None else np.maximum(pair.places - size + 1, 0)
+        left = max(left, float((moved & (site.counts["first_visible"] != starts)).sum() / moved.sum()))
+        ends = np.minimum(pair.places + (size or 0) - 1, _lengths(pair) - 1)
+        sided.append(size is not None and (site.counts["last_visible"] == ends).all())
+        window = f"a window of {count(size or 0, 'key')}{' to each side' if sided[-1] else ''}"
+        said.append("no window" if size is None else window)
+    left = left if any(sided) else max(left, float((differs & ~moved).sum() / differs.sum()))
+    value, before = (None if size is None or any(sided) else float(size) for size in (sizes[1], sizes[0]))
+    return left, "window", value, before, f"{said[0]} in run a, {said[1]} in run b"
+
+
+def _kept_first(pair: SitePair, differs: np.ndarray) -> _Named | None:
+    """Rows of one run see so many keys and no more, the first and their own among them."""
+    seen = [site.counts["visible_keys"] for site in (pair.a, pair.b)]
+    ends = [pair.a.counts[name] == pair.b.counts[name] for name in ("first_visible", "last_visible")]
+    for run, few, all_keys in (("b", seen[1], seen[0]), ("a", seen[0], seen[1])):
+        most = few[differs][0]
+        if (few == np.minimum(all_keys, most)).all() and np.all(ends) and pair.a.kind == "self":
+            words = f"run {run} sees {count(int(most), 'key')} of a row at most, the first among them: a window"
+            return 0.0, "window", None, None, words
+    return None
 
 
 def _size(first: np.ndarray, places: np.ndarray, moved: np.ndarray) -> int | None:
@@ -113,20 +129,38 @@ def _size(first: np.ndarray, places: np.ndarray, moved: np.ndarray) -> int | Non
 
 
 def _documents(pair: SitePair, differs: np.ndarray) -> _Named | None:
-    """Rows of one run see less: keys of a stretch of their sequence alone, and stretches do not overlap."""
-    which, places, mark = pair.a.rows[:, 0], pair.places, differs.any(0)
+    """Rows of one run see less: keys of a stretch of their sequence alone; or of other stretches than the other's."""
+    which, mark = pair.a.rows[:, 0], differs.any(0)
+    if pair.a.kind != "self":
+        return None
+    stretches = {run: _stretches(pair, site, np.ones_like(mark)) for run, site in (("a", pair.a), ("b", pair.b))}
     for run, site, other in (("b", pair.b, pair.a), ("a", pair.a, pair.b)):
         first, last = site.counts["first_visible"], site.counts["last_visible"]
-        whole = (site.counts["visible_keys"] == last - first + 1) & (first <= places) & (places <= last)
         less = (first >= other.counts["first_visible"]) & (last <= other.counts["last_visible"])
-        begins = (first[:, mark][:, 1:] != first[:, mark][:, :-1]) & (which[mark][1:] == which[mark][:-1])
-        apart = (first[:, mark][:, 1:] > last[:, mark][:, :-1])[begins].all()
         # Rows before the first stretch tell it from padding.
         starts = {number: first[:, mark & (which == number)].min() for number in set(which[mark].tolist())}
         earlier = any(place < starts.get(number, 0) for number, place in pair.a.rows[~mark].tolist())
-        if pair.a.kind == "self" and whole.all() and less.all() and apart and (begins.any() or earlier):
+        several = _stretches(pair, site, mark)
+        if several is not None and less.all() and (several or earlier):
+            begun = np.unique(first[first > 0])
+            size = int(np.gcd.reduce(begun))
+            if len(begun) > 1 and size > 1 and begun.max() == size * len(begun):
+                return 0.0, "documents", None, None, f"run {run} attends in stretches of {size} keys, the other beyond"
             return 0.0, "documents", None, None, f"run {run} hides other documents of a sequence, the other shows them"
+    if all(stretches.values()):
+        return 0.0, "documents", None, None, "documents of a sequence begin at other places in run b"
     return None
+
+
+def _stretches(pair: SitePair, site: SiteFingerprint, rows: np.ndarray) -> bool | None:
+    """Whether rows see several stretches of a sequence, each of which holds their own place; None where these are not
+    unbroken, or overlap.
+    """
+    first, last, which = site.counts["first_visible"], site.counts["last_visible"], pair.a.rows[:, 0]
+    whole = (site.counts["visible_keys"] == last - first + 1) & (first <= pair.places) & (pair.places <= last)
+    begins = (first[:, rows][:, 1:] != first[:, rows][:, :-1]) & (which[rows][1:] == which[rows][:-1])
+    apart = (first[:, rows][:, 1:] > last[:, rows][:, :-1])[begins].all()
+    return bool(begins.any()) if whole.all() and apart else None
 
 
 def _lost_tokens(pair: SitePair, differs: np.ndarray) -> _Named | None:

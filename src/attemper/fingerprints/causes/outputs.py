@@ -16,14 +16,15 @@ INSIDE = 16.0
 
 def inside(pair: SitePair) -> Finding | None:
     """One run's output does not follow from its own queries, keys, values and mask: the fault is in its kernel."""
-    levels = [_mismatch(site, site.recomputed, pair.eps) for site in (pair.a, pair.b)]
+    eps = max(pair.rounding)  # its own weights are right, however they were rounded
+    levels = [_mismatch(site, site.recomputed, eps) for site in (pair.a, pair.b)]
     off = [level > 1 for level in levels]
     if not (off[0] ^ off[1]).any():
         return None
     which = 1 if (off[1] & ~off[0]).any() else 0
     site, marked = (pair.a, pair.b)[which], off[which]
     heads, name = pair.heads(marked), "ab"[which]
-    if (_mismatch(site, site.tiled, pair.eps)[marked] <= 1).all() and not np.isnan(site.tiled).all():
+    if (_mismatch(site, site.tiled, eps)[marked] <= 1).all() and not np.isnan(site.tiled).all():
         words = f"query head h of run {name} reads key head h mod {site.kv_heads}, in place of groups side by side"
         return Finding("grouping", STAGE, 0.0, None, heads, words, own=True)
     words = (

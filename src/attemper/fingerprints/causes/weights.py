@@ -61,29 +61,40 @@ def _elsewhere(a: Weights, b: Weights, marks: Marks) -> Said | None:
     found = {"b": _sources(b, a, marks), "a": _sources(a, b, marks)}
     for run, names in found.items():
         if names and all(found.values()):
-            words = ", ".join(f"{name} of run b is {source} of run a" for name, source in names.items())
-            return "head_order" if all(one == two for one, two in names.items()) else "swapped", words
+            if mixed := [name for name, sources in names.items() if len(sources) > 1]:
+                return None, f"rows of {', '.join(mixed)} of run b stand in several places of run a: another layout"
+            words = ", ".join(f"{name} of run b is {source} of run a" for name, (source,) in names.items())
+            return "head_order" if all((one,) == two for one, two in names.items()) else "swapped", words
+        if names and {*names} == {source for sources in names.values() for source in sources}:
+            # A part of each in the other's place, as of fewer heads of keys.
+            return "swapped", ", ".join(
+                f"{name} of run {run} is {each[0]} of the other" for name, each in names.items()
+            )
         if names:
-            return "not_loaded", ", ".join(f"in run {run} {name} is {source}" for name, source in names.items())
+            said = (f"in run {run} {name} is {' and '.join(sources)}" for name, sources in names.items())
+            return "not_loaded", ", ".join(said)
     return None
 
 
-def _sources(own: Weights, others: Weights, marks: Marks) -> dict[str, str]:
-    """Name -> the weight of the other run that has the same rows in some order; none where rows are not found."""
+def _sources(own: Weights, others: Weights, marks: Marks) -> dict[str, tuple[str, ...]]:
+    """Name -> the weights of the other run that have the same rows in some order; none where rows are not found."""
     every = [(name, block) for name, blocks in others.items() for block in blocks[1:]]
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for name, mark in marks.items():
         for block, twin in zip(own[name][1:][mark], others[name][1:][mark], strict=True):
             source = next((where for where, other in every if _apart(block, other) <= SAME), None)
             if source is None or _apart(block, twin) <= SAME:
                 return {}
-            found[name] = source
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), source)))
     return found
 
 
 def _new(a: Weights, b: Weights, marks: Marks) -> Said:
-    """How far weights are apart; and whether one run's look as they were drawn, of which the other's know nothing."""
-    said, every = [], True
+    """How far weights are apart; and whether one run's look as one initialiser drew them, of which the other's know
+    nothing.
+    """
+    said, alike = [], True
+    drawn = {"a": set(range(_INITIALISERS + 1)), "b": set(range(_INITIALISERS + 1))}
     for name, mark in marks.items():
         one, two = (part[name][1:][mark].astype(np.float64) for part in (a, b))
         x, y = one[:, 1:].ravel(), two[:, 1:].ravel()
@@ -93,16 +104,23 @@ def _new(a: Weights, b: Weights, marks: Marks) -> Said:
         apart = np.linalg.norm(y - x) / max(np.linalg.norm(x), np.linalg.norm(y), 1e-300)
         words = f"{name}{some} differs by {apart:.2g} of its size (correlation {like:.2f}"
         said.append(f"{words}, {short(norms[1] / max(norms[0], 1e-300))} times as large in run b)")
-        drawn = [run for run, part in (("a", one), ("b", two)) if _is_drawn(name, part[:, 0], len(mark))]
-        every &= bool(drawn) and abs(like) < 4 / np.sqrt(len(x))
-        said[-1] += f", looks newly initialised in run {' and '.join(drawn)}" if every else ""
-    return "not_loaded" if every else None, "; ".join(said)
+        alike &= abs(like) < 4 / np.sqrt(len(x))
+        for run, part in (("a", one), ("b", two)):
+            drawn[run] &= _initialisers(name, part[:, 0], len(mark))
+    new = [run for run, found in drawn.items() if found and alike]
+    words = "; ".join(said)
+    return ("not_loaded", f"{words}; looks newly initialised in run {' and '.join(new)}") if new else (None, words)
 
 
-def _is_drawn(name: str, norms: np.ndarray, blocks: int) -> bool:
-    """Whether weights spread as initialisers have it, or are all 0, by the norms of some of their blocks."""
+_INITIALISERS = 5
+"""Spreads that initialisers have, beside 0."""
+
+
+def _initialisers(name: str, norms: np.ndarray, blocks: int) -> set[int]:
+    """Which spreads of initialisers weights have, by the norms of some of their blocks; the last is 0."""
     rows, columns = weight_shape(name)
     count = rows * columns * len(norms) / blocks
     spread = float(np.linalg.norm(norms)) / count**0.5
     known = np.array([0.02, (3 * columns) ** -0.5, columns**-0.5, (2 / columns) ** 0.5, (2 / (rows + columns)) ** 0.5])
-    return spread == 0 or bool((np.abs(spread / known - 1) < 3 / (2 * count) ** 0.5 + 0.002).any())
+    near = np.abs(spread / known - 1) < 3 / (2 * count) ** 0.5 + 0.002
+    return {*np.flatnonzero(near).tolist(), *([len(known)] if spread == 0 else [])}
