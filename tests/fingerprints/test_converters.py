@@ -225,7 +225,7 @@ def test_a_number_of_a_mask_stands_only_where_every_row_has_it():
 
 
 def masked(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], hidden: float = -torch.inf) -> Any:
-    """A fingerprint with a mask by the places of rows [N, 1] and keys [1, N]; ``hidden`` is added where none is seen."""
+    """A fingerprint with a mask by the places of rows [N, 1] and keys [1, N], ``hidden`` where none is seen."""
     ids = batch_of(name, False)["input_ids"]
     places = torch.arange(ids.shape[1])
     seen = rule(places[:, None], places[None]).expand(len(ids), 1, -1, -1)
