@@ -40,7 +40,7 @@ PAIRS: dict[str, tuple[str, Step, tuple[Any, ...]]] = {
     "scaled_keys_unloaded": ("llama bert gpt2 minilm qwen2", SCALED, (loads.unloaded, "k", "normal")),
     "scaled_values_replaced": ("llama bert opt", SCALED, (replaced.values_of_another_training,)),
     "scaled_heads_disordered": ("llama gpt2 bert", SCALED, (layouts.heads_without_output, 2)),
-    "folded_scale": ("llama qwen2 qwen3 t5", FOLDED, (engines.scale_of_one_head,)),
+    "folded_scale": ("llama qwen2 t5", FOLDED, (engines.scale_of_one_head,)),
     "folded_keys_noisy": ("llama mistral cohere", FOLDED, (replaced.noise_on_a_projection, "k", 0.05)),
     "rotated_scale": ("llama mistral qwen2 phi3", ROTATED, (engines.scale, 0.7, "one")),
     "rotated_queries_unloaded": ("llama qwen2 t5 mixtral", ROTATED, (loads.unloaded, "q", "normal")),

@@ -283,3 +283,21 @@ def test_a_token_whose_embedding_is_missing_is_told_where_it_enters(name: str):
     for found in both_ways(name, "float32", change):
         assert (found.kind, found.stage) == ("input", "residual"), found.message
         assert "rows kept alone" in found.message
+
+
+@pytest.mark.parametrize("base", [1e3, 2.5e7])
+def test_a_base_has_its_number_both_ways_where_few_pairs_turn_fast(base: float):
+    model = tiny("phi")
+    rotary = next(part for name, part in model.model.named_modules() if name.endswith("rotary_emb"))
+    own = rotary.inv_freq.clone()
+    prints = []
+    try:
+        for used in (1e4, base):
+            rotary.inv_freq.copy_(used ** (-torch.arange(len(own)) / len(own)))
+            prints.append(attemper.fingerprint(model.model, [batch_of("phi", False)]))
+    finally:
+        rotary.inv_freq.copy_(own)
+    for one, two, wanted in ((prints[0], prints[1], base), (prints[1], prints[0], 1e4)):
+        found = attemper.explain(one, two)
+        assert found.kind == "rotary"
+        assert found.value == pytest.approx(wanted, rel=0.05), found.message

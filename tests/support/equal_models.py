@@ -614,6 +614,7 @@ CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
     "mlp permuted": (mlp_permuted, ()),
     "smoothed and values scaled": (_all(smoothed, values_scaled), ("rescaled",)),
     "rotated everywhere": (_all(stream_rotated, values_rotated, keys_rotated), ("rotated",)),
+    "as before rounding": (_all(smoothed, values_scaled, stream_rotated, values_rotated), ("rotated",)),
     "permuted and smoothed": (_all(groups_permuted, smoothed), ("permuted", "rescaled")),
 }
 """Name -> what changes the weights, and words of the transforms that may be named."""

@@ -15,6 +15,10 @@ CANCELLED = {"attended": 0.5, "change": 0.25}
 """What the attending module, or a block, gives agrees if it differs by at most so much of what the difference inside
 would make it. A block's MLP and its stream make that less.
 """
+NOTHING = 1e-5
+"""So little of the difference inside is none, whatever rounding explains: larger weights that take each other back
+round more.
+"""
 MATCHED = 0.5
 """Heads are the same in another order if so little of their difference is left in it."""
 ALIKE = 0.02
@@ -23,8 +27,10 @@ ALIKE = 0.02
 
 def agrees(pair: SitePair) -> bool:
     """Whether what the attending module gives, or its block adds, is the same in spite of other head outputs."""
+    apart = _head_level(pair)
     return any(
-        level < CANCELLED[name] * _head_level(pair) and floor.times(level, floor.states(pair, name)) <= 1
+        level < NOTHING * apart
+        or (level < CANCELLED[name] * apart and floor.times(level, floor.states(pair, name)) <= 1)
         for name, level in _levels(pair).items()
     )
 

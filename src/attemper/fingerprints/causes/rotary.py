@@ -127,7 +127,7 @@ def _numbers_of(pair: SitePair, slopes: np.ndarray) -> Iterator[tuple[float | No
         if ratio:
             words = f"positions of run b count 1/{short(1 / ratio)} of those of run a"
             yield 1 / ratio, words, (ratio - 1) * theta
-        clear = (other > 0) & (exponents < 0) & (theta > 0.02)
+        clear = (other > 0) & (exponents < 0) & (np.maximum(theta, other) > 0.02)
         if clear.sum() >= 2:
             weights = np.abs(exponents[clear]) * np.sqrt(theta[clear])
             log_base = float(np.average(np.log(other[clear]) / exponents[clear], weights=weights))
