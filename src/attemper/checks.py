@@ -20,6 +20,13 @@ def positive_number(where: str, value: float, advice: str, *, infinite: bool = F
     return float(value)
 
 
+def whole_number(where: str, value: int) -> int:
+    """``value`` if it is an int of at least 1, else ``InputError``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{where} must be an int of at least 1, got {value!r}.")
+    return value
+
+
 def one_of(where: str, value: object, valid: Iterable[str]) -> str:
     """``value`` if it is one of ``valid``, else an ``InputError`` that lists them and names the nearest."""
     names = tuple(valid)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from attemper.checks import one_of, positive_number
+from attemper.checks import one_of, positive_number, whole_number
 from attemper.errors import InputError
 
 Schedule = Callable[[int, int], float]
@@ -113,8 +113,7 @@ def layerwise(num_layers: int, low: float, high: float, shape: str = "linear") -
         >>> layerwise(5, 0.5, 1.5, "u")
         [1.5, 0.75, 0.5, 0.75, 1.5]
     """
-    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
-        raise InputError(f"layerwise(num_layers=...) must be an int of at least 1, got {num_layers!r}.")
+    whole_number("layerwise(num_layers=...)", num_layers)
     low, high = (_positive("layerwise", name, value) for name, value in (("low", low), ("high", high)))
     shape = "exponential" if shape == "exp" else shape
     one_of("layerwise(shape=...)", shape, ("linear", "u", "exponential"))

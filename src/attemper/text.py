@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -151,9 +152,25 @@ def _several(ending: re.Match[str]) -> str:
     return f"{ending[1]}ies" if ending[1] else f"{ending[2]}es" if ending[2] else "s"
 
 
+def listed(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first ``most`` of ``names``, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c"], 2)
+        'a, b, and 1 more'
+    """
+    rest = len(names) - most
+    return separator.join([*names[:most], *([f"and {rest:,} more"] if rest > 0 else [])])
+
+
 def counts(**many: int) -> str:
     """``1 site, 16 heads``: of each name in the singular, so many."""
     return ", ".join(count(number, one) for one, number in many.items())
+
+
+def date_of(seconds: float) -> str:
+    """A moment (seconds since 1970, UTC) as readings tell it: ``2026-01-31T09:30:00Z``."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def script_json(data: Any) -> str:

@@ -484,7 +484,7 @@ def test_temperatures_that_are_in_doubt_are_folded_only_by_force(more: dict[str,
 
 def test_temperatures_in_no_doubt_say_so():
     assert made({"a": (1.49,)}).doubt is None
-    assert "at a, b, c, d and 2 more" in (made(dict.fromkeys("abcdef", (4.0,))).doubt or "")
+    assert "at a, b, c, d, and 2 more" in (made(dict.fromkeys("abcdef", (4.0,))).doubt or "")
 
 
 def test_a_search_tells_after_each_batch_how_far_it_is():

@@ -103,5 +103,5 @@ def test_a_clip_names_the_sites_that_it_did_not_see():
 
 def test_a_warning_names_few_sites_and_counts_the_others():
     reasons = {f"layers.{number}": "did not run" for number in range(NAMED + 2)}
-    with pytest.warns(UserWarning, match=r"layers.3: did not run; 2 more\)\. Leave sites out"):
+    with pytest.warns(UserWarning, match=r"layers.3: did not run; and 2 more\)\. Leave sites out"):
         warn_idle("Thermostat", "6 sites had no effect so far", reasons)

@@ -125,7 +125,7 @@ PIECES = (
         for name in ("sample_of", "Judge.feed", "Recorder.add", "Recorder.settle", "Recorder._keep",
                      "Recorder._describe", "Recorder._judge", "Recorder._coverage_of")
     ),
-    *(f"monitor.collector:Collector.{name}" for name in ("snapshot", "join", "state", "join_passes", "seen_sites")),
+    *(f"monitor.collector:Collector.{name}" for name in ("snapshot", "join", "join_passes", "seen_sites")),
     *(f"monitor.first_passes:FirstPasses.{name}" for name in ("hold", "join")),
     *(f"monitor.recorder:Recorder.{name}" for name in ("put", "unread")),
     "monitor.collector:attention_type",
@@ -138,7 +138,7 @@ PIECES = (
     ),
     *(
         f"sites.torch_functions:{name}"
-        for name in ("AttentionMode._report", "AttentionMode._follow", "_of_tokens",
+        for name in ("AttentionMode._report", "AttentionMode._follow",
                      "_readable", "hides", "softmax_by_hand.read", "softmax_by_hand.ByHand.follow")
     ),
     *(f"sites.identity:{name}" for name in ("place", "_memory", "Origins.follow", "Origins.of_scores")),
@@ -166,7 +166,7 @@ def test_training_goes_on_bit_for_bit_when_a_piece_of_ours_raises(piece: str, pl
     assert sum(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in one.modules()) == 0
     assert current() == ()
     assert not torch_functions._active.get()
-    reasons = [entry.reason for entry in watch._collector.skips()]
+    reasons = [entry.reason for entry in watch._collector.readings().skipped]
     assert watch.failures > 0 or any(str(BROKEN) in reason for reason in reasons), "nobody was told"
     warned = sum("Training goes on" in str(warning.message) for warning in told)
     assert warned == (1 if watch.failures else 0)

@@ -197,7 +197,7 @@ def test_rows_that_are_not_finite_are_critical_at_once_and_end_when_they_are_gon
     found = judge(series("nonfinite_rows", [0, 0, 3, 1, 0]))
     assert told(found) == [("nonfinite", 0, 20, 40)]
     assert (found[0].severity, found[0].value, found[0].limit, found[0].step) == ("critical", 3.0, None, 20)
-    assert "3 of 515 rows have a NaN or infinite score" in found[0].message
+    assert "rows with a NaN or infinite score: 3 of 515" in found[0].message
     nothing_else = sample(0, {"a": {"nonfinite_rows": 512.0, "rows": 0.0, "max_logit": np.nan, ENTROPY: np.nan}})
     assert told(judge([nothing_else])) == [("nonfinite", 0, 0, None), ("nonfinite", 1, 0, None)]
 

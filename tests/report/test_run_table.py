@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
+import attemper
 from attemper.readings.alarms import ALARMS, AlarmKind
 from attemper.readings.reading import Alarm
 from attemper.report import texts
@@ -21,8 +24,13 @@ from tests.support.runs import restless, written
 STAYS = """
     token logit softmax query key value batch padding sink checkpoint kernel rank one-hot NaN log UTC nats Transformer
     mask attention attn layers self weights shape head heads tap names n of tokens entropy normalized_entropy
+    transformers FlexAttention watch
 """
 """Words that stay in Chinese texts (CONTRIBUTING.md), and those of the names that the test gives."""
+
+
+SAW_NOTHING = "watch saw no attention in Linear"
+FILLINGS = {"kinds": "drift", "kind": "drift", "said": SAW_NOTHING}
 
 
 def english(said: str, *names: str) -> set[str]:
@@ -59,11 +67,11 @@ def test_the_view_of_a_run_is_chinese_in_every_line(found: Overview) -> None:
 def test_what_is_in_no_ordinary_run_is_chinese_too(found: Overview) -> None:
     rare = [
         {"samples": 0, "courses": (), "changes": (), "alarms": (), "unmeasured": why, "live": live, "last_time": None}
-        for why in (texts.texts("en")[key] for key in texts.texts("en") if key.startswith("why."))
+        for why in (said for key in texts.WHYS for said in filled(key))
         for live in (True, False)
     ]
     for one in rare:
-        assert english(drawn(Overview(**(vars(found) | one)), "zh")) == set()
+        assert english(drawn(Overview(**(vars(found) | one)), "zh"), "Linear", "`with attemper.watch(model)`") == set()
 
 
 @pytest.mark.parametrize("kind", ALARMS, ids=lambda kind: kind.name)
@@ -87,7 +95,7 @@ def test_an_alarm_in_english_is_its_message_and_its_course() -> None:
 def filled(key: str) -> Iterator[str]:
     text = texts.texts("en")[key]
     for one in [text] if isinstance(text, str) else text.values():
-        yield re.sub(r"\{(\w+)\}", lambda place: {"kinds": "drift", "kind": "drift"}.get(place[1], "12"), one)
+        yield re.sub(r"\{(\w+)\}", lambda place: FILLINGS.get(place[1], "12"), one)
 
 
 @pytest.mark.parametrize("key", [*texts.NOTES, *texts.REMARKS])
@@ -96,7 +104,18 @@ def test_notes_and_remarks_are_recognised_and_chinese(key: str) -> None:
         assert english(texts.say(texts.note(said), "zh")) == set()
 
 
-@pytest.mark.parametrize("key", texts.REASONS[:-1])
+def test_a_run_whose_watch_saw_nothing_says_why_in_chinese(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    with attemper.watch(model, store=tmp_path / "a") as watch:
+        model(torch.zeros(2, 3))
+        with pytest.warns(UserWarning, match=SAW_NOTHING):
+            watch.step()
+    with open_run(tmp_path / "a") as run:
+        said = drawn(overview(run), "zh")
+    assert english(said, "Linear") == set()
+
+
+@pytest.mark.parametrize("key", texts.REASONS[1:])
 def test_reasons_of_skipped_modules_are_recognised_and_are_no_english_sentence(key: str) -> None:
     for said in filled(key):
         found = texts.reason(said)

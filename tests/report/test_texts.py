@@ -33,7 +33,7 @@ from attemper.report.texts import (
     texts,
 )  # fmt: skip
 from attemper.report.verdict import verdict
-from attemper.sites import lineage, names, softmax_by_hand
+from attemper.sites import identity, names, softmax_by_hand
 from attemper.sites.package_arguments import TAP
 from attemper.store.run import UNSAMPLED
 from tests.report import readings
@@ -167,7 +167,7 @@ def given_reasons() -> Iterator[str]:
     by_hand = vars(softmax_by_hand)
     for name in ("ROUTER", "CHANNELS", "FACTORED", "LEARNED", "MIXED", "OTHER_AXIS", "OVERWRITTEN"):
         yield by_hand[name]
-    yield from (lineage.FACTOR, lineage.DIFFERENCE)
+    yield from (identity.FACTOR, identity.DIFFERENCE)
     yield from (softmax_by_hand.RANDOM.format("gumbel_softmax"), softmax_by_hand.CHANGED.format("mul"))
     for file in (*PACKAGE.glob("sites/*.py"), *PACKAGE.glob("monitor/*.py"), PACKAGE / "readings/part.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):

@@ -175,7 +175,7 @@ def test_the_outermost_of_several_is_named_as_the_first_kind_inside() -> None:
 
 def test_a_model_without_attention_is_an_error_that_names_the_kinds() -> None:
     model, x = Model(States(), States(), States(), Recurrent()).eval(), torch.randn(2, 9, 8)
-    told = r"(?s)none to measure: its layers mix tokens without weights over keys \(state space, recurrence\)\."
+    told = r"(?s)none to measure: its layers mix tokens without weights over keys\."
     with pytest.raises(attemper.InputError, match=told + r".*layers\.\* \(0 to 2\): state space: "):
         attemper.scan(model, [x])
 

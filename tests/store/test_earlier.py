@@ -58,8 +58,8 @@ def test_a_run_that_watched_only_some_sites_may_go_on_with_more():
     assert earlier(sites=["layers.0"]).is_of("Tiny", sites(1), MODULES)
 
 
-def test_the_warning_names_the_folder_what_stood_there_and_what_to_do():
-    said = earlier().warning("a", "Other", sites(1), 0)
-    assert said.startswith("attemper: a holds a run of another model: Tiny with 2 sites and 6 heads, up to step 9. ")
+def test_the_warning_says_what_stood_there_and_what_to_do():
+    said = earlier().difference("Other", sites(1), MODULES, 0) or ""
+    assert said.startswith(" holds a run of another model: Tiny with 2 sites and 6 heads, up to step 9. ")
     assert "This one is of Other with 1 site and 3 heads." in said
     assert "Give each run a folder of its own" in said

@@ -10,7 +10,7 @@ import typer
 
 from attemper.cli.output import print_json, say
 from attemper.errors import InputError, MissingExtraError
-from attemper.text import clean, clean_name, count, number
+from attemper.text import clean, clean_name, count, date_of, number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,7 +52,6 @@ def runs(
 def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
     """The row of one run; of one that cannot be read, why."""
     from attemper.store.folder import files_of, open_run
-    from attemper.store.overview import utc
 
     files = files_of(path)
     row: dict[str, Any] = {"path": str(path.relative_to(folder)) if path != folder else str(path), "bytes": files.bytes}
@@ -72,7 +71,7 @@ def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
     except (InputError, MissingExtraError) as error:
         row |= dict.fromkeys(("name", "model", "samples", "first_step", "last_step", "alarms")) | {"live": False}
         row["error"] = str(error)
-    return row | {"written": utc(files.written)}
+    return row | {"written": date_of(files.written)}
 
 
 def _table(rows: list[dict[str, Any]], alarms: bool) -> Table:

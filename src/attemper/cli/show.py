@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attemper.cli.output import print_json
-from attemper.readings.alarms import KINDS, is_heard
+from attemper.readings.alarms import is_heard
 from attemper.text import clean, number
 
 if TYPE_CHECKING:
@@ -176,11 +176,10 @@ def _line(found: Overview, language: str) -> str:
 
 
 def _alarm(alarm: Alarm, language: str) -> str:
-    from attemper.report.texts import alarm_line, message, say, severity_title
+    from attemper.report.texts import alarm_line, alarm_name, message, say, severity_title
 
-    kind = message(f"alarm.{alarm.kind}.name") if alarm.kind in KINDS else alarm.kind
-    told = message("show.alarm", severity=severity_title(alarm.severity), kind=kind, line=alarm_line(alarm, language))
-    return clean(say(told, language))
+    line, severity = alarm_line(alarm, language), severity_title(alarm.severity)
+    return clean(say(message("show.alarm", severity=severity, kind=alarm_name(alarm.kind), line=line), language))
 
 
 def _console() -> Console:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.checks import one_of, positive_number
+from attemper.checks import one_of, positive_number, whole_number
 from attemper.control.calibration import Calibration
 from attemper.control.temper import temper
 from attemper.errors import InputError
@@ -286,9 +286,7 @@ def _check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
 def _steps(steps: int | None, method: str, count: int) -> int:
     if steps is None:
         return _GRADIENT_STEPS if method == "gradient" else _GRID_STEPS * count
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InputError(f"calibrate(steps=...) must be an int of at least 1, got {steps!r}.")
-    return steps
+    return whole_number("calibrate(steps=...)", steps)
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

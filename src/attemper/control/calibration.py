@@ -17,7 +17,7 @@ from attemper.control.temper import Tempered, temper
 from attemper.control.temperature_file import place, read, write
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
-from attemper.text import clean, count
+from attemper.text import clean, count, listed
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 _KIND = "attemper-calibration"
 _AT_A_BOUND = 1.02
 """A ratio to a bound under which a temperature counts as held by it."""
-
-
-def first_of(names: tuple[str, ...], most: int = 4) -> str:
-    """The first few of many names."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ class Calibration:
             )
         if self.at_bounds:
             return (
-                f"temperatures are held by a bound of {self.bounds}, at {first_of(self.at_bounds)}: the least loss "
+                f"temperatures are held by a bound of {self.bounds}, at {listed(self.at_bounds, 4)}: the least loss "
                 "may lie beyond, or the temperature does not matter there. Calibrate with wider bounds= or other sites="
             )
         return None

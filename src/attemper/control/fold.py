@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.options import DTYPES
-from attemper.control.query_key_weights import QUERY_NORMS, HeadRows, queries_of
+from attemper.control.query_key_weights import QUERY_NORMS, HeadRows, owners_of, queries_of
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature, LearnedTemperature, ProductTemperature, Temperature
 from attemper.sites.find import Site, chosen_sites, used_names
@@ -51,7 +51,7 @@ def fold_(where: str, model: nn.Module, temperatures: Mapping[str, Tensor]) -> N
     if not acting:
         return
     sites = {site.name: site for site in chosen_sites(where, model, tuple(acting))}
-    owners = _owners(model)
+    owners = owners_of(model)
     steps: list[Callable[[], None]] = []
     for name, value in acting.items():
         if name not in sites:
@@ -113,7 +113,8 @@ def _folds(where: str, site: Site, temperature: Tensor) -> Sequence[_RowFold | _
         raise InputError(f"{where}: {site.name} takes a temperature a head, {heads} in all; got {len(temperature)}.")
     factors = temperature.detach().double().reciprocal().expand(heads)
     _refuse_told_by_name(where, site)
-    norms = {name: part for name, part in module.named_children() if name in QUERY_NORMS and _acts(part)}
+    norms = {name: part for name, part in module.named_children() if name in QUERY_NORMS}
+    norms = {name: part for name, part in norms.items() if not isinstance(part, nn.Identity)}
     if norms:
         return [_into_gain(where, site, query, norms, factors)]
     if query_alone is None:
@@ -123,10 +124,6 @@ def _folds(where: str, site: Site, temperature: Tensor) -> Sequence[_RowFold | _
     for fold in folds:
         _check_rows(where, site, fold.rows)
     return folds
-
-
-def _acts(norm: nn.Module) -> bool:
-    return not isinstance(norm, nn.Identity)
 
 
 def _check_rows(where: str, site: Site, rows: HeadRows) -> None:
@@ -231,11 +228,3 @@ def _does(fold: _GainFold, shape: tuple[int, ...]) -> bool:
         wanted = norm(probe) * factors.to(probe)
         _GainFold(norm, factors, fold.offset).apply()
         return bool(torch.allclose(norm(probe), wanted, rtol=1e-4, atol=1e-5))
-
-
-def _owners(model: nn.Module) -> dict[int, list[str]]:
-    """Every name of each parameter, by its identity."""
-    owners: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), []).append(name)
-    return owners

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 
 from attemper.sites.find import Site
-from attemper.text import clean, count, cut
+from attemper.text import clean, count, cut, listed
 
 NAMED = 4
 """So many sites are named in a warning; the others are counted."""
@@ -40,10 +40,8 @@ class IdleSites:
 
 def warn_idle(where: str, lead: str, reasons: Mapping[str, str]) -> None:
     """Warns of sites, by name, that have no effect for these reasons."""
-    named = [f"{clean(name)}: {cut(clean(reason), 200)}" for name, reason in list(reasons.items())[:NAMED]]
-    if len(reasons) > NAMED:
-        named.append(f"{len(reasons) - NAMED:,} more")
+    named = listed([f"{clean(name)}: {cut(clean(reason), 200)}" for name, reason in reasons.items()], NAMED, "; ")
     advice = ["Leave sites out with sites= if this is meant."]
     if "is in eval mode" in reasons.values():
         advice.insert(0, "Only training counts: call model.train() before the forward pass.")
-    warnings.warn(f"{where}: {lead} ({'; '.join(named)}). {' '.join(advice)}", stacklevel=4)
+    warnings.warn(f"{where}: {lead} ({named}). {' '.join(advice)}", stacklevel=4)

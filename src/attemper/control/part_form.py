@@ -91,22 +91,17 @@ def _conditional(options: Form, tensors: Tensors, _: int) -> Temperature:
     return kinds.ConditionalTemperature(dim, heads, initial=options["floor"], **options)
 
 
-def _scheduled_temperature(options: Form, *_: Any) -> Temperature:
-    return kinds.ScheduledTemperature(schedule_of(options["schedule"]), options["total_steps"])
-
-
-def _normalizer(kind: type[Normalizer]) -> Kind:
-    return Kind(kind.options, lambda options, tensors, _: kind.from_form(options, tensors))
-
-
 KINDS = {
     "FixedTemperature": Kind((), lambda _, tensors, __: kinds.FixedTemperature(tensors["value"])),
     "LearnedTemperature": Kind(("floor", "ceiling"), _learned_temperature),
     "ConditionalTemperature": Kind(("pool", "floor", "ceiling"), _conditional),
     "LengthTemperature": Kind(("reference", "law"), lambda options, *_: kinds.LengthTemperature(**options)),
-    "ScheduledTemperature": Kind(("total_steps", "schedule"), _scheduled_temperature),
+    "ScheduledTemperature": Kind(
+        ("total_steps", "schedule"),
+        lambda options, *_: kinds.ScheduledTemperature(schedule_of(options["schedule"]), options["total_steps"]),
+    ),
     "ProductTemperature": Kind(("factors",), _product),
-    **{kind.__name__: _normalizer(kind) for kind in MODULES},
+    **{kind.__name__: Kind(kind.options, lambda *given, kind=kind: kind.from_form(*given[:2])) for kind in MODULES},
 }
 """Every temperature and normalizer that a file may name."""
 

@@ -22,7 +22,7 @@ class Penalty(ABC):
 
     stats: tuple[str, ...] = ("entropy",)
 
-    def __init__(self, coef: float) -> None:
+    def __init__(self, coef: float = 0.01) -> None:
         if isinstance(coef, bool) or not isinstance(coef, (int, float)) or not math.isfinite(coef):
             raise InputError(f"{type(self).__name__}(coef=...) must be a finite number, got {coef!r}.")
         self.coef = float(coef)
@@ -102,9 +102,6 @@ class EntropyTarget(Penalty):
 class EntropyBonus(Penalty):
     """Rewards entropy, ``-coef * mean H``: keeps heads from collapsing; a negative ``coef`` sharpens."""
 
-    def __init__(self, coef: float = 0.01) -> None:
-        super().__init__(coef)
-
     def rows(self, stats: AttentionStats, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         entropy = stats["entropy"]
         return entropy, -entropy.detach(), -torch.ones_like(entropy), stats.valid
@@ -115,9 +112,6 @@ class EntropyDiversity(Penalty):
 
     .. math:: -coef \cdot \frac{1}{H} \sum_h (\bar H_h - \bar H)^2
     """
-
-    def __init__(self, coef: float = 0.01) -> None:
-        super().__init__(coef)
 
     def rows(self, stats: AttentionStats, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         entropy = stats["entropy"]

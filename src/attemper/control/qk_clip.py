@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +16,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from attemper.checks import positive_number
 from attemper.control.idle import warn_idle
 from attemper.control.query_key_weights import Projections, projections_of
-from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
-from attemper.monitor.data_parallel import check_reduce, device_of_group
+from attemper.monitor.data_parallel import check_reduce, device_of_group, weight_ranks
 from attemper.monitor.options import NO_ALARMS
 from attemper.monitor.watch import watch
 from attemper.sites.find import all_sites
@@ -100,9 +98,7 @@ class QKClip:
     def __enter__(self) -> QKClip:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -221,12 +217,10 @@ class QKClip:
         return joined
 
     def _must_clip(self, largest: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Projections]]:
-        found = {name: self._factors(logits) for name, logits in largest.items()}
+        most = self.threshold
+        found = {name: torch.where(logits > most, most / logits, 1.0) for name, logits in largest.items()}
         clipped = {name: gamma for name, gamma in found.items() if bool((gamma < 1).any())}
         return clipped, {name: self._projections_of(name, len(gamma)) for name, gamma in clipped.items()}
-
-    def _factors(self, logits: Tensor) -> Tensor:
-        return torch.where(logits > self.threshold, self.threshold / logits, 1.0)
 
     def _projections_of(self, name: str, heads: int) -> Projections:
         if name not in self._projections:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attemper.errors import InputError
 from attemper.sites.names import class_name, names_of
+from attemper.sites.observation import HEAD_COUNTS, stated_heads
 from attemper.sites.sharded import is_dtensor, local_places
 
 
@@ -76,7 +77,6 @@ class Projections:
         return self.query.heads // self.key.heads
 
 
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 QUERY_NORMS = ("q_norm", "query_norm", "q_layernorm", "q_ln", "qk_norm", "norm_q", "query_layernorm")
 """Names under which attention modules keep a norm of their queries."""
 _KEY_NORMS = ("k_norm", "key_norm", "k_layernorm", "k_ln", "norm_k", "key_layernorm")
@@ -116,7 +116,7 @@ def queries_of(module: nn.Module) -> tuple[HeadRows, HeadRows | None]:
         alone = [part for names in _SEPARATE if (part := _projection(module, names[0])) is not None]
         if len(alone) != 1:
             raise
-        return _separate_rows(module, alone[0], _heads(module)), None
+        return _separate_rows(module, alone[0]), None
     return found.query, found.query_alone
 
 
@@ -155,25 +155,17 @@ def _latent(module: nn.Module) -> Projections | None:
     assert isinstance(module.kv_b_proj, nn.Module)
     of_query = torch.arange(heads * (plain + turned)).view(heads, -1)
     of_key = torch.arange(_features(module.kv_b_proj)[1]).view(heads, -1)
-    return Projections(
-        HeadRows(query, "weight", _bias(query), 0, of_query[:, :plain]),
-        HeadRows(module.kv_b_proj, "weight", _bias(module.kv_b_proj), 0, of_key[:, :plain]),
-        HeadRows(query, "weight", _bias(query), 0, of_query[:, plain:]),
-        _normalises(module),
-    )
+    key = _rows(module.kv_b_proj, of_key[:, :plain])
+    return Projections(_rows(query, of_query[:, :plain]), key, _rows(query, of_query[:, plain:]), _normalises(module))
 
 
 def _separate(module: nn.Module) -> Projections | None:
     for names in _SEPARATE:
         query, key = (_projection(module, name) for name in names)
         if query is not None and key is not None:
-            rows = _separate_rows(module, query, _heads(module))
-            key_dim, key_features = _features(key)
-            return Projections(
-                rows,
-                HeadRows(key, "weight", _bias(key), key_dim, torch.arange(key_features).view(-1, rows.index.shape[1])),
-                normalised=_normalises(module),
-            )
+            rows = _separate_rows(module, query)
+            of_key = torch.arange(_features(key)[1]).view(-1, rows.index.shape[1])
+            return Projections(rows, _rows(key, of_key), normalised=_normalises(module))
     return None
 
 
@@ -182,17 +174,18 @@ def _projection(module: nn.Module, name: str) -> nn.Module | None:
     return part if isinstance(part, nn.Module) and hasattr(part, "weight") else None
 
 
-def _separate_rows(module: nn.Module, query: nn.Module, heads: int) -> HeadRows:
-    dim, features = _features(query)
-    index = torch.arange(features).view(heads, _size(module, features, heads))
-    return HeadRows(query, "weight", _bias(query), dim, index)
+def _separate_rows(module: nn.Module, query: nn.Module) -> HeadRows:
+    features, heads = _features(query)[1], _heads(module)
+    if features % heads:
+        raise InputError(f"{type(module).__name__}: its queries of {features} are no multiple of its heads, {heads}.")
+    return _rows(query, torch.arange(features).view(heads, -1))
 
 
 def _thirds(module: nn.Module) -> Projections | None:
     """One projection: all queries, then all keys (as many or fewer heads), then all values."""
 
     def rows(features: int, heads: int) -> tuple[Tensor, Tensor]:
-        groups = _key_heads(module, heads)
+        groups = _key_heads(module) or heads
         size = features // (heads + 2 * groups)
         places = torch.arange(features)
         return places[: heads * size].view(heads, size), places[heads * size :][: groups * size].view(groups, size)
@@ -204,7 +197,7 @@ def _by_head(module: nn.Module) -> Projections | None:
     """One projection: query, key and value of a head, then of the next."""
 
     def rows(features: int, heads: int) -> tuple[Tensor, Tensor]:
-        if features % (3 * heads) or _key_heads(module, heads) != heads:
+        if features % (3 * heads) or _key_heads(module) not in (None, heads):
             raise InputError(
                 f"{type(module).__name__}: its packed projection of size {features} for its heads ({heads}) is "
                 "not a query, a key and a value for each: this layout is not known."
@@ -218,17 +211,16 @@ def _by_head(module: nn.Module) -> Projections | None:
 def _one_weight(
     module: nn.Module, names: Sequence[str], rows: Callable[[int, int], tuple[Tensor, Tensor]]
 ) -> Projections | None:
-    for name in names:
-        part = getattr(module, name, None)
-        if isinstance(part, nn.Module) and hasattr(part, "weight"):
-            dim, features = _features(part)
-            of_query, of_key = rows(features, _heads(module))
-            return Projections(
-                HeadRows(part, "weight", _bias(part), dim, of_query),
-                HeadRows(part, "weight", _bias(part), dim, of_key),
-                normalised=_normalises(module),
-            )
+    for part in (found for name in names if (found := _projection(module, name)) is not None):
+        of_query, of_key = rows(_features(part)[1], _heads(module))
+        return Projections(_rows(part, of_query), _rows(part, of_key), normalised=_normalises(module))
     return None
+
+
+def _rows(projection: nn.Module, index: Tensor) -> HeadRows:
+    """The features of each head, at the places ``index``, of a projection with a weight."""
+    bias = "bias" if isinstance(getattr(projection, "bias", None), Tensor) else None
+    return HeadRows(projection, "weight", bias, _features(projection)[0], index)
 
 
 def _block(weight: str, bias: str | None, module: nn.Module, start: int, heads: int, size: int) -> HeadRows:
@@ -250,35 +242,19 @@ def _features(projection: nn.Module) -> tuple[int, int]:
     return dim, weight.shape[dim]
 
 
-def _bias(projection: nn.Module) -> str | None:
-    return "bias" if isinstance(getattr(projection, "bias", None), Tensor) else None
-
-
 def _heads(module: nn.Module) -> int:
-    for holder in (module, getattr(module, "config", None)):
-        for name in _HEADS:
-            value = getattr(holder, name, None)
-            if isinstance(value, int):
-                return value
-    raise InputError(
-        f"{type(module).__name__}: the number of heads is not to be found under {', '.join(_HEADS)}, in the module or "
-        "its config."
-    )
-
-
-def _key_heads(module: nn.Module, heads: int) -> int:
-    for holder in (module, getattr(module, "config", None)):
-        for name in ("num_key_value_heads", "num_kv_heads"):
-            value = getattr(holder, name, None)
-            if isinstance(value, int):
-                return value
+    if (heads := stated_heads(module)) is None:
+        raise InputError(
+            f"{type(module).__name__}: the number of heads is not to be found under {', '.join(HEAD_COUNTS)}, in the "
+            "module or its config."
+        )
     return heads
 
 
-def _size(module: nn.Module, features: int, heads: int) -> int:
-    if features % heads:
-        raise InputError(f"{type(module).__name__}: its queries of {features} are no multiple of its heads, {heads}.")
-    return features // heads
+def _key_heads(module: nn.Module) -> int | None:
+    holders = (module, getattr(module, "config", None))
+    values = (getattr(one, name, None) for one in holders for name in ("num_key_value_heads", "num_kv_heads"))
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _normalises(module: nn.Module) -> bool:
@@ -342,6 +318,14 @@ def linear_weights(model: nn.Module, which: str, sites: tuple[str, ...] | None) 
     return sorted(found.values(), key=lambda weight: order[weight.module])
 
 
+def owners_of(model: nn.Module) -> dict[int, list[str]]:
+    """Every name of each parameter, by its identity."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    return owners
+
+
 Part = tuple[str, HeadRows]
 """("query", "key" or "value", features)."""
 
@@ -362,14 +346,11 @@ def _parts(module: nn.Module) -> Iterator[Part] | None:
 
 def _torch_parts(module: nn.MultiheadAttention) -> Iterator[Part]:
     # Whole matrices: unlike QKClip this asks for no heads, so biases that are kept together do not matter.
-    names = ("query", "key", "value")
-    for place, name in enumerate(names):
-        if module._qkv_same_embed_dim:
-            features = torch.arange(place * module.embed_dim, (place + 1) * module.embed_dim)
-            yield name, HeadRows(module, "in_proj_weight", None, 0, features[None])
-        else:
-            features = torch.arange(module.embed_dim)
-            yield name, HeadRows(module, f"{name[0]}_proj_weight", None, 0, features[None])
+    packed = module._qkv_same_embed_dim
+    for place, name in enumerate(("query", "key", "value")):
+        features = torch.arange(module.embed_dim) + (place * module.embed_dim if packed else 0)
+        weight = "in_proj_weight" if packed else f"{name[0]}_proj_weight"
+        yield name, HeadRows(module, weight, None, 0, features[None])
 
 
 def _by_weight(places: list[Part], *, queries_and_keys: bool) -> dict[tuple[nn.Module, str], tuple[int, list[Tensor]]]:

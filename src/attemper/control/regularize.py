@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from attemper.control.idle import IdleSites
 from attemper.control.penalties import Penalty
 from attemper.control.penalty_gradient import AttachPenalty, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError
+from attemper.monitor.hooks import Hook
 from attemper.sites.find import Site, chosen_sites
 from attemper.sites.names import unwrap
 from attemper.sites.observation import AttentionCall
@@ -80,7 +80,6 @@ class Regularizer:
         """Optimizer steps, for a schedule."""
         self._ledger = Ledger("regularize")
         self._entries = {site.module: SiteEntry(self._ledger, site.name) for site in sites}
-        self._keys = {site.module: self._entries[site.module].key for site in sites}
         self._goal = torch.tensor(penalty.goal(0), dtype=torch.float64)
         self._value: Tensor | None = None
         self._tokens: dict[str, Tensor] = {}
@@ -91,7 +90,7 @@ class Regularizer:
         self._idle = IdleSites("regularize", "nothing was regularized", sites)
         for site in sites:
             listen(site, self)
-        self._hook = model.register_forward_pre_hook(_StartHook(self), with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(_StartHook(self._begin), with_kwargs=True)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -127,9 +126,9 @@ class Regularizer:
             once, of sites that have not run in training mode so far.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise InputError(
-                f"penalty.attach(loss) needs a tensor of one number with a gradient, got {_kind_of(loss)}."
-            )
+            kind = type(loss).__name__
+            came = f"{list(loss.shape)}, requires_grad={loss.requires_grad}" if isinstance(loss, Tensor) else kind
+            raise InputError(f"penalty.attach(loss) needs a tensor of one number with a gradient, got {came}.")
         current, self._ledger.pending = self._ledger.pending, Round()
         if not current.sites:
             raise InputError(
@@ -198,9 +197,7 @@ class Regularizer:
     def __enter__(self) -> Regularizer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def wants(self, module: nn.Module) -> bool:
@@ -214,7 +211,7 @@ class Regularizer:
         tokens = self._real(self._entries[module].name, call)
         if tokens is not None:
             valid = valid & tokens[:, None]
-        return tie(output, statistic, values, gradient, valid, self._keys[module])
+        return tie(output, statistic, values, gradient, valid, self._entries[module].key)
 
     def _real(self, name: str, call: AttentionCall) -> Tensor | None:
         """Which queries of a call are real tokens [B, Q], where the model was called with a mask of them."""
@@ -226,7 +223,7 @@ class Regularizer:
         own = rows == (call.query.shape[0], call.key.shape[2])
         return tokens if own and tokens is not None and tokens.shape == rows else None
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a forward pass of the model: which tokens are real."""
         self._tokens = {}
         for name in ("attention_mask", "decoder_attention_mask"):
@@ -260,21 +257,8 @@ def _own_loss(model: Any, outputs: Any, labels: Any, num_items_in_batch: Any) ->
     return function(logits=outputs["logits"], labels=labels, vocab_size=size, **more)  # pyright: ignore
 
 
-class _StartHook:
-    """The hook that starts a forward pass for a penalty. In a copy of the model it does nothing."""
+class _StartHook(Hook):
+    """The hook that starts a forward pass for a penalty, in compiled code too."""
 
-    def __init__(self, owner: Regularizer | None) -> None:
-        self._owner = owner
-
-    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._owner is not None:
-            self._owner._begin(args, kwargs)
-
-    def __reduce__(self) -> tuple[type[_StartHook], tuple[None]]:
-        return _StartHook, (None,)
-
-
-def _kind_of(loss: Any) -> str:
-    if not isinstance(loss, Tensor):
-        return type(loss).__name__
-    return f"{list(loss.shape)}, requires_grad={loss.requires_grad}"
+    def __call__(self, *arguments: Any) -> None:
+        self.function(*arguments)

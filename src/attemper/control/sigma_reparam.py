@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from attemper.checks import one_of, positive_number
-from attemper.control.query_key_weights import WHICH, LinearWeight, linear_weights
+from attemper.control.query_key_weights import WHICH, LinearWeight, linear_weights, owners_of
 from attemper.errors import InputError
 from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
 from attemper.sites.sharded import is_dtensor
@@ -134,9 +133,7 @@ class SigmaReparam:
     def __enter__(self) -> SigmaReparam:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def remove(self) -> None:
@@ -211,9 +208,7 @@ def sigma_reparam_(
 
 
 def _refuse(model: nn.Module, weights: list[LinearWeight]) -> None:
-    places: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name)
+    places = owners_of(model)
     for weight in weights:
         reason = _why_not(weight, places)
         if reason:

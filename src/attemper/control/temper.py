@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +32,7 @@ from attemper.nn.temperature import (
     Temperature,
 )
 from attemper.sites.find import Site, call_site, chosen_sites, refuse_wrapped
-from attemper.sites.names import class_name, unwrap
+from attemper.sites.names import class_name, is_wanted, unwrap
 from attemper.sites.wrap import actions_of, release
 from attemper.text import count
 
@@ -173,14 +172,8 @@ class Tempered:
 
     def values(self) -> dict[str, Tensor]:
         """The temperatures [heads or 1] of each site that has one for every query, by name."""
-        found: dict[str, Tensor] = {}
-        for name, part in self.temperatures.items():
-            value: Any = getattr(part, "value", None)
-            if isinstance(value, Tensor):
-                found[name] = value.detach().clone().reshape(-1)
-            elif value is not None:
-                found[name] = value().detach().clone().reshape(-1)
-        return found
+        known = {name: _number_of(part) for name, part in self.temperatures.items()}
+        return {name: value.detach().clone().reshape(-1) for name, value in known.items() if isinstance(value, Tensor)}
 
     def save(self, path: str | Path) -> None:
         """Writes the temperatures, and what normalizers learn, as safetensors: into the file, or as
@@ -249,9 +242,7 @@ class Tempered:
     def __enter__(self) -> Tempered:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def _parts(self) -> dict[str, nn.Module]:
@@ -309,8 +300,6 @@ def _refuse_normalizer(sites: list[Site]) -> None:
 
 def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
     """The temperature of each site; what a mapping does not name gets none."""
-    if isinstance(given, Mapping):
-        return _by_name(given, sites)
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != len(sites):
             raise InputError(
@@ -318,24 +307,16 @@ def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
                 f"{count(len(sites), 'attention site')}: {', '.join(site.name for site in sites)}."
             )
         return {site.name: _modules(part, 1)[0] for site, part in zip(sites, given, strict=True)}
-    return _at(given, [site.name for site in sites])
-
-
-def _by_name(given: Mapping[str, Any], sites: list[Site]) -> dict[str, Temperature]:
     found: dict[str, Temperature] = {}
-    for name, part in given.items():
-        below = [site.name for site in sites if site.name == name or site.name.startswith(f"{name}.")]
+    for name, part in given.items() if isinstance(given, Mapping) else [(None, given)]:
+        below = [site.name for site in sites if is_wanted(site.name, None if name is None else (name,))]
         if not below:
             raise InputError(
                 f"temper(temperature=...) names {name!r}, which is no attention site. They are: "
                 f"{', '.join(site.name for site in sites)}."
             )
-        found |= _at(part, below)
+        found |= zip(below, _modules(part, len(below)), strict=True)
     return found
-
-
-def _at(given: Any, names: Sequence[str]) -> dict[str, Temperature]:
-    return dict(zip(names, _modules(given, len(names)), strict=True))
 
 
 def _modules(given: Any, count: int) -> list[Temperature]:

@@ -59,10 +59,12 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, obje
 
 def write_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> Path:
     """Writes everything that the temperatures of some sites hold."""
-    tensors = {
-        f"{site}.{name}": tensor for site, part in temperatures.items() for name, tensor in part.state_dict().items()
-    }
-    return write(path, tensors, _FORMAT, {"sites": {site: type(part).__name__ for site, part in temperatures.items()}})
+    classes = {site: type(part).__name__ for site, part in temperatures.items()}
+    return write(path, _states(temperatures), _FORMAT, {"sites": classes})
+
+
+def _states(parts: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {f"{site}.{name}": tensor for site, part in parts.items() for name, tensor in part.state_dict().items()}
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> Path:
@@ -82,10 +84,13 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 def read_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> None:
     """Reads into temperatures of the same sites and sizes. Nothing is changed if anything does not fit."""
     tensors, _ = read(path, _FORMAT)
-    states = {
-        f"{site}.{name}": tensor for site, part in temperatures.items() for name, tensor in part.state_dict().items()
-    }
-    _check_names(path, set(tensors), set(states))
+    states = _states(temperatures)
+    missing, extra = sorted(states.keys() - tensors.keys()), sorted(tensors.keys() - states.keys())
+    if missing or extra:
+        raise InputError(
+            f"{place(path)} holds temperatures of other sites or kinds. Only here: {missing[:4]}; only there: "
+            f"{extra[:4]}. Temper the model as it was when they were saved."
+        )
     for name, tensor in states.items():
         if tensors[name].shape != tensor.shape:
             raise InputError(
@@ -95,12 +100,3 @@ def read_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -
     with torch.no_grad():
         for site, part in temperatures.items():
             part.load_state_dict({name: tensors[f"{site}.{name}"] for name in part.state_dict()})
-
-
-def _check_names(path: str | Path, there: set[str], here: set[str]) -> None:
-    if there != here:
-        missing, extra = sorted(here - there), sorted(there - here)
-        raise InputError(
-            f"{place(path)} holds temperatures of other sites or kinds. Only here: {missing[:4]}; only there: "
-            f"{extra[:4]}. Temper the model as it was when they were saved."
-        )

@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attemper.call.normalizer import normalization
-from attemper.checks import one_of, positive_number
+from attemper.checks import one_of, positive_number, whole_number
 from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
 from attemper.control.idle import IdleSites
 from attemper.control.temper import Tempered
-from attemper.control.weight_ranks import weight_ranks
 from attemper.errors import InputError
-from attemper.monitor.data_parallel import check_reduce
+from attemper.monitor.data_parallel import check_reduce, weight_ranks
 from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
 from attemper.sites.act import listeners_of, normalizer_of
 from attemper.sites.find import Site, chosen_sites
@@ -156,13 +154,12 @@ class Thermostat:
         if not floor <= 1 <= ceiling:
             raise InputError(f"Thermostat(floor={floor}, ceiling={ceiling}): they must have 1 between them.")
         self._logs = math.log(floor), math.log(ceiling)
-        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-            raise InputError(f"Thermostat(rows=...) must be an int of at least 1 or None, got {rows!r}.")
+        if rows is not None:
+            whole_number("Thermostat(rows=...)", rows)
         self.steps = 0
         self._band(0)
         found = chosen_sites("Thermostat", model, sites)
-        _refuse_other_normalizers(found)
-        _refuse_held(found)
+        _check(found)
         self._temperatures = {site.name: HeldTemperature() for site in found}
         self._tempered = Tempered(model, found, self._temperatures)
         self._meters = {site.name: EntropyMeter(site.module, f"Thermostat ({site.name})", rows, unit) for site in found}
@@ -246,9 +243,7 @@ class Thermostat:
     def __enter__(self) -> Thermostat:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _band(self, step: int) -> tuple[float, float]:
@@ -300,18 +295,15 @@ class Thermostat:
         return Reading(torch.where(rows > 0, entropy, math.nan), slope, logs.exp(), bounded)
 
 
-def _refuse_other_normalizers(sites: list[Site]) -> None:
-    """Raises at once what the first forward pass would raise."""
+def _check(sites: list[Site]) -> None:
+    """Raises at once what the first forward pass would raise; and for a site that another thermostat holds: both would
+    move its temperature for the same error.
+    """
     for site in sites:
         own = site.module.normalizer if site.way is OWN else None
         attends_by = normalizer_of(site.module) or own
         if attends_by is not None and not normalization("Thermostat", attends_by).plain:
             raise InputError(refusal(f"Thermostat ({site.name})", site.module))
-
-
-def _refuse_held(sites: list[Site]) -> None:
-    """Raises for a site that another thermostat holds: both would move its temperature for the same error."""
-    for site in sites:
         if any(isinstance(listener, EntropyMeter) for listener in listeners_of(site.module)):
             raise InputError(
                 f"Thermostat: another Thermostat holds {site.name}, and two would correct the same error twice. Call "

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attemper.call.formulas import VANISHED, at_most, log_count
-from attemper.checks import positive_number
+from attemper.checks import positive_number, whole_number
 from attemper.errors import InputError
 from attemper.functional.measures import TEMPERATURE_ADVICE, ScoreRow, floating, softmax
 
@@ -187,8 +187,7 @@ def pac_bayes_bound(empirical_loss: float | Tensor, kl: float | Tensor, rows: in
     dtype = torch.float64 if torch.float64 in tensors or not tensors else torch.float32
     loss = _check_range(f"{where}(empirical_loss=...)", empirical_loss, 1.0, dtype, "It is a mean of losses in [0, 1].")
     divergence = _check_range(f"{where}(kl=...)", kl, math.inf, dtype, "It is in nats.")
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise InputError(f"{where}(rows=...) must be an int of at least 1, got {rows!r}.")
+    whole_number(f"{where}(rows=...)", rows)
     if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < 1:
         raise InputError(
             f"{where}(delta=...) must be a probability above 0 and below 1, got {delta!r}. 0.05 gives a bound that "

@@ -69,7 +69,7 @@ class CallSites:
         passes: dict[tuple[str, str, int], list[SeenCall]] = {}
         for seen in calls:
             passes.setdefault((seen.number.name, seen.mode, seen.number.run), []).append(seen)
-        sizes = {key: _size(group) for key, group in passes.items()}
+        sizes = {key: max((one.number.forward, one.number.call) for one in group) for key, group in passes.items()}
         steps = {(key[2], sizes[key][0]) for key, group in passes.items() if _decodes(group)}
         found = {}
         for (name, mode, run), here in sizes.items():
@@ -106,11 +106,6 @@ class CallSites:
     def layer(self, name: str, mode: str) -> int | None:
         """Of a site: by the order of calls where parts of its stack run several times, else by its name."""
         return (self.place(name, mode) or ("", layer_of(name)))[1]
-
-
-def _size(group: Iterable[SeenCall]) -> tuple[int, int]:
-    """Forwards and calls of one module in a pass."""
-    return max((seen.number.forward, seen.number.call) for seen in group)
 
 
 def _decodes(group: Iterable[SeenCall]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -31,8 +31,8 @@ from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, 
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.labels import pattern_of, reason_of
 from attemper.readings.part import changed_heads
-from attemper.readings.reading import SiteReading, Skipped
-from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.readings.reading import Skipped
+from attemper.readings.sample import SiteKey
 from attemper.readings.sums import fits_buckets
 from attemper.sites.find import all_sites, projects
 from attemper.sites.identity import Places, places, sketch
@@ -119,11 +119,6 @@ class Collector:
     def mixers(self) -> Mixers:
         return Mixers(self._names)
 
-    @property
-    def modules(self) -> frozenset[str]:
-        """Names of all modules."""
-        return frozenset(self._names.values())
-
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(module) or getattr(module, "tap_name", type(module).__name__)
 
@@ -163,63 +158,68 @@ class Collector:
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
-        name = self._names.get(module) or getattr(module, "tap_name", "attention")
-        self.guard(name, partial(self._see, module, call))
+        self.guard(self.name_of(module), partial(self._see, module, call))
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
+        self._take(module, call, None)
+
+    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
+        self._take(module, call, (request, stats))
+
+    def _take(self, module: nn.Module, call: AttentionCall, done: tuple[Request, AttentionStats] | None) -> None:
+        """Gives a call what is measured of it, or was (``done``); or why nothing can be."""
         seen = self._note_call(module, call)
-        if not self._is_kept(seen):
-            return
-        own = self._own_call(module, call, seen)
+        own = self._own_call(module, call, seen) if self._is_kept(seen) else None
         if own is None:
             return
-        whole, call = call, own
-        place, keys = self._place(module), call.key.shape[2]
+        place, shape = self._place(module), (*own.query.shape[:3], own.key.shape[2])
         if self._projects and (seen.is_tap or projects(module)):
-            seen.sketch = sketch(call.query, call.key)
-        tokens = self.key_tokens(place, keys)
-        first = first_true(tokens, 1) if tokens is not None and tokens.shape[0] == call.query.shape[0] else None
+            seen.sketch = sketch(own.query, own.key)
+        kind = self._kind(place, shape[3]) if own.cross is None else ("cross" if own.cross else "self")
+        choosing = self.scope.missed_mass and chooses(place)
         try:
-            kind = self._kind(place, keys) if call.cross is None else ("cross" if call.cross else "self")
-            options = replace(call.options, spans=None if kind == "cross" else self._spans, backend=self.backend)
-            stats = names_of_call(self.stats, options, call.query, call.key)
-            mask = None if call.mask is None else call.mask.detach()
-            request = measurement(
-                call.query.detach(),
-                call.key.detach(),
-                mask,
-                replace(options, stats=stats),
-                packing=call.packing,
-                first_keys=first,
-                rows=self.scope.rows,
-                generator=self.generator,
-                known=self._known,
-            )
-            shape = (*call.query.shape[:3], keys)
-            real, reason = self.context.real_queries(kind, shape, request.rows, call.tokens)
-            choosing = self.scope.missed_mass and chooses(place)
+            request = self._request(place, own, kind) if done is None else done[0]
+            real, seen.reason = self.context.real_queries(kind, shape, request.rows, own.tokens)
+            if seen.reason is not None:
+                return
             sums = self.keeper is None and fits_buckets(self.scope.fewest_keys) and not choosing
-            found = None if reason else measure(request, real, sums=sums)
-            found = self._with_missed(seen.name, place, call, found) if choosing else found
+            found = measure(request, real, sums=sums) if done is None else with_real_rows(done[1], real)
+            found = self._with_missed(seen.name, place, own, found) if choosing else found
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
-        self._fill(seen, found, place, kind, shape, real, reason, request, whole)
+        if kind == "cross" and isinstance(found, AttentionStats):
+            found = found.without("self_weight")  # keys of another sequence
+        tokens, key = shape[0] * shape[2] if real is None else real.sum(), (seen.name, kind, seen.mode)
+        if key not in self._attentions:
+            self._attentions[key] = attention_type(place, kind, request.problem), first_head(place, call)
+        backend = request.problem.backend
+        seen.contribution = Contribution(key, found, *shape[2:], tokens, backend, *self._attentions[key])
+        self.note(place, seen.number, kind, request, real)
+        if seen.number.call > MOST_CALLS and self.keeper is None and not any(call.is_tap for call in self.calls):
+            self._fold(seen)
 
-    def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
-        seen = self._note_call(module, call)
-        if not self._is_kept(seen):
-            return
-        keys = call.key.shape[2]
-        kind, shape = self._kind(module, keys), (*stats.shape, keys)
-        real, reason = self.context.real_queries(kind, shape, stats.rows)
-        found, choosing = with_real_rows(stats, real), self.scope.missed_mass and chooses(module)
-        found = self._with_missed(seen.name, module, call, found) if choosing else found
-        self._fill(seen, found, module, kind, shape, real, reason, request, call)
+    def _request(self, place: nn.Module, call: AttentionCall, kind: str) -> Request:
+        tokens = self.key_tokens(place, call.key.shape[2])
+        first = first_true(tokens, 1) if tokens is not None and tokens.shape[0] == call.query.shape[0] else None
+        options = replace(call.options, spans=None if kind == "cross" else self._spans, backend=self.backend)
+        options = replace(options, stats=names_of_call(self.stats, options, call.query, call.key))
+        query, key, mask = call.query.detach(), call.key.detach(), None if call.mask is None else call.mask.detach()
+        return measurement(
+            query,
+            key,
+            mask,
+            options,
+            packing=call.packing,
+            first_keys=first,
+            rows=self.scope.rows,
+            generator=self.generator,
+            known=self._known,
+        )
 
     def _with_missed(self, name: str, module: nn.Module, call: AttentionCall, found: Any) -> Any:
         """``found``, of a layer that chooses its keys, with its missed mass; or the reason among what is skipped."""
-        more = None if found is None else with_missed_mass(module, call, self.context.masks.get(module), found)
+        more = with_missed_mass(module, call, self.context.masks.get(module), found)
         if isinstance(more, str):
             self.skipped[f"{name}.{NAME}"] = more
         return found if isinstance(more, str) else more
@@ -228,11 +228,9 @@ class Collector:
         """Adds what taps have summed in their buffers, by names of sites."""
         named = {}
         for buffer, (name, _) in found.items():
-            reason = self.tapped.refusal(buffer)
             if not is_wanted(name, self.scope.sites):
                 self.unwanted.add(name)
-                continue
-            if reason is None:
+            elif (reason := self.tapped.refusal(buffer)) is None:
                 named[buffer] = name
             else:
                 self.skipped[name] = reason
@@ -303,34 +301,6 @@ class Collector:
             taps = (tap for tap in self.calls if tap.is_tap and tap.kept and tap.places)
             seen.kept = any(tap.places <= seen.places for tap in taps)
         return seen.kept
-
-    def _fill(
-        self,
-        seen: SeenCall,
-        found: AttentionStats | CallSums | None,
-        place: nn.Module,
-        kind: str,
-        shape: tuple[int, ...],
-        real: Tensor | None,
-        reason: str | None,
-        request: Request,
-        call: AttentionCall,
-    ) -> None:
-        """Gives a call what was measured of it, or why nothing was."""
-        if reason is not None or found is None:
-            seen.reason = reason or "it could not be measured"
-            return
-        if kind == "cross" and isinstance(found, AttentionStats):
-            found = found.without("self_weight")  # keys of another sequence
-        tokens, key = shape[0] * shape[2] if real is None else real.sum(), (seen.name, kind, seen.mode)
-        if key not in self._attentions:
-            self._attentions[key] = attention_type(place, kind, request.problem), first_head(place, call)
-        seen.contribution = Contribution(
-            key, found, shape[2], shape[3], tokens, request.problem.backend, *self._attentions[key]
-        )
-        self.note(place, seen.number, kind, request, real)
-        if seen.number.call > MOST_CALLS and self.keeper is None and not any(call.is_tap for call in self.calls):
-            self._fold(seen)
 
     def _fold(self, seen: SeenCall) -> None:
         """Adds a call of a long loop to those before it, so that a pass does not hold each; unless it is asked for."""
@@ -470,14 +440,12 @@ class Collector:
         self.sites, self.last, self._tokens = {}, {}, 0
         self._backends, self._read = {}, self.period
 
-    def state(self) -> tuple[Any, ...]:
-        """The latest sample, for ``restore``: what is measured later does not change it."""
-        return self.sites, self.last, self._tokens, self._backends, self._read, self.tapped.snapshot()
-
-    def restore(self, state: tuple[Any, ...]) -> None:
-        """Makes an earlier sample the latest."""
-        self.sites, self.last, self._tokens, self._backends, self._read, taps = state
-        self.tapped.restore(taps)
+    def restore(self, snapshot: Snapshot, last: dict[str, AttentionStats | CallSums]) -> None:
+        """Makes an earlier sample the latest: its ``snapshot``, and its rows, which are ``last``."""
+        self.sites, self.last = {site.key: site for site in snapshot.sites}, last
+        self._tokens, self._backends = snapshot.tokens, dict.fromkeys(snapshot.backends)
+        self._read = snapshot.period
+        self.tapped.restore(snapshot.taps)
 
     def join_passes(self, passes: list[tuple[Snapshot, int]], last: dict[str, AttentionStats | CallSums]) -> None:
         """Makes one sample of passes, that of the last of them: its period, and its rows, which are ``last``.
@@ -526,25 +494,24 @@ class Collector:
         """The latest sample as readings. Waits for the device."""
         found = self.join(self.snapshot())
         self.skipped |= found.reasons
-        readings = tuple(site.reading() for site in found.sites)
-        last = self.last if found.period == self._read else {}
-        backends = ", ".join(found.backends)
-        return SampleReadings(readings, self.skips(readings), found.tokens, backends, last, found.period)
+        return self.as_readings(found, self.last if found.period == self._read else {})
+
+    def as_readings(self, found: SampleSums, last: Mapping[str, AttentionStats | CallSums]) -> SampleReadings:
+        """A sample as readings, with the rows that were kept of it."""
+        sites, backends = tuple(site.reading() for site in found.sites), ", ".join(found.backends)
+        skipped = self.skips({site.name for site in sites})
+        return SampleReadings(sites, skipped, found.tokens, backends, last, found.period)
 
     @property
     def seen_sites(self) -> set[str]:
         """Names of the sites of the latest sample, and of all taps in compiled code. Nothing waits."""
         return {site.name for site in self.sites.values() if not site.spoiled} | self.tapped.names
 
-    def skips(self, sites: Iterable[SiteReading | SiteLabel] | None = None) -> tuple[Skipped, ...]:
-        """What was not measured; a site that was in the end is not among it (``sites``; None: of the latest sample)."""
-        return self.skips_beside({site.name for site in (self.readings().sites if sites is None else sites)})
-
-    def skips_beside(self, measured_names: set[str]) -> tuple[Skipped, ...]:
-        """The same, of a sample with sites of these names."""
-        found = {name: reason for name, reason in self.skipped.items() if name not in measured_names}
+    def skips(self, measured: Collection[str]) -> tuple[Skipped, ...]:
+        """What was not measured; a site that was in the end, one of these names, is not among it."""
+        found = {name: reason for name, reason in self.skipped.items() if name not in measured}
         for name, reason in self._refused.items():
             # What computes attention with code of its own may have been seen all the same, as torch functions.
-            if not any(not name or site == name or site.startswith(f"{name}.") for site in measured_names):
+            if not any(not name or site == name or site.startswith(f"{name}.") for site in measured):
                 found.setdefault(name or next(iter(self._names.values())), reason)
         return tuple(Skipped(name, reason) for name, reason in found.items())

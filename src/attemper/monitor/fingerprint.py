@@ -25,7 +25,7 @@ from attemper.monitor.fingerprint_rows import SeenAttention
 from attemper.monitor.fingerprint_site import CallRows, SiteRows
 from attemper.monitor.fingerprint_weights import weights_of
 from attemper.monitor.forward import observation, run
-from attemper.monitor.model import check_model, date_of, provenance, title, why_nothing
+from attemper.monitor.model import check_model, provenance, title, why_nothing
 from attemper.monitor.options import Scope
 from attemper.readings.labels import JOINED
 from attemper.sites.find import all_sites
@@ -34,6 +34,7 @@ from attemper.sites.names import names_of
 from attemper.sites.observation import AttentionCall
 from attemper.sites.padding import CallContext
 from attemper.statistics import ONE_PASS
+from attemper.text import date_of
 
 _BLOCK = re.compile(r"(^|\.)\d+$")
 """How the names of blocks end: a number in a list."""

@@ -45,7 +45,7 @@ class FirstPasses:
         self._passes: list[_Pass] = []
         self._given = 0
         """How many of them are steps of the run already, because somebody asked for it."""
-        self._state, self._last = collector.state(), collector.last
+        self._shown, self._last = (collector.snapshot(), collector.last), collector.last
         self.shown = shown
         """Number of the pass that is shown."""
 
@@ -60,12 +60,12 @@ class FirstPasses:
     def hold(self, number: int, period: int, schedule: Schedule) -> None:
         """Holds the pass back that has ended as ``number``, and what was measured in ``period``."""
         collector = self._collector
-        self._passes.append(_Pass(number, schedule.kept, period, time.time(), collector.snapshot()))
-        self._last = collector.last
+        found, self._last = collector.snapshot(), collector.last
+        self._passes.append(_Pass(number, schedule.kept, period, time.time(), found))
         if schedule.sampled:
-            self.shown, self._state = number, collector.state()
+            self.shown, self._shown = number, (found, self._last)
         else:
-            collector.restore(self._state)
+            collector.restore(*self._shown)
 
     def give(self) -> None:
         """Makes the passes steps of their own, as far as ``every`` keeps them; ``join`` may still take their place."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from copy import copy, deepcopy
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,6 +158,4 @@ class SiteSums:
         return SiteTotals(self.label, self.queries, self.keys, order, self._sums.cpu().numpy().copy())
 
 
-@lru_cache(maxsize=4096)
-def _label(*parts: Any) -> SiteLabel:
-    return SiteLabel(*parts)
+_label = lru_cache(maxsize=4096)(SiteLabel)

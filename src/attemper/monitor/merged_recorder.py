@@ -42,7 +42,7 @@ class MergedRecorder(Recorder):
         try:
             super().__init__(collector, own, {**about, **reduction.about}, start)
         finally:  # the others wait for this rank, also where its store cannot be opened
-            steps = reduction.begin(_options_of_ranks(options), self.first_step, super().last_step)
+            steps = reduction.begin(_options_of_ranks(about), self.first_step, super().last_step)
         self.first_step, self._last_step = steps
 
     @property
@@ -81,12 +81,7 @@ class MergedRecorder(Recorder):
     @property
     def readings(self) -> SampleReadings:
         self.settle(wait=True)
-        found = self.merged
-        if found is None:
-            return super().readings
-        sites = tuple(site.reading() for site in found.sites)
-        backends = ", ".join(found.backends)
-        return SampleReadings(sites, self._collector.skips(sites), found.tokens, backends, {}, found.period)
+        return super().readings if self.merged is None else self._collector.as_readings(self.merged, {})
 
     @property
     def run(self) -> Run:
@@ -138,14 +133,7 @@ def new_recorder(
     return MergedRecorder(collector, options, about, start, reduction)
 
 
-def _options_of_ranks(options: WatchOptions) -> dict[str, Any]:
+def _options_of_ranks(about: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same on all ranks, so that they join on the same steps with tensors of the same size."""
-    scope = options.scope
-    return {
-        "attemper": __version__,
-        "every": options.every,
-        "rows": options.rows,
-        "stats": scope.stats,
-        "sites": scope.sites,
-        "fewest_keys": options.fewest_keys,
-    }
+    names = ("every", "rows", "stats", "sites", "fewest_keys")
+    return {"attemper": __version__} | {name: about[name] for name in names}

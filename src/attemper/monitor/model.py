@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
@@ -25,7 +24,7 @@ from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.act import modules_with_normalizer
 from attemper.sites.mixers import UNREAD
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap
-from attemper.text import call_of, clean, count, cut
+from attemper.text import call_of, clean, count, cut, listed
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "
@@ -68,10 +67,9 @@ def why_nothing(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: 
     skipped = tuple(skipped)
     pairs = [(one.name, one.reason) for one in skipped]
     if skipped and all(one.kind not in (None, UNREAD) for one in skipped):
-        kinds = ", ".join(dict.fromkeys(str(one.kind) for one in skipped))
         return (
             f"{where} saw no attention in {class_name(unwrap(model))}, and there is none to measure: its layers mix "
-            f"tokens without weights over keys ({kinds}).{_lines(by_reason(pairs))}"
+            f"tokens without weights over keys.{_lines(by_reason(pairs))}"
         )
     unread = " that it can read" if pairs else ""
     return f"{where} saw no attention in {class_name(unwrap(model))}{unread}.{hint} {ADVICE}{_lines(pairs)}"
@@ -79,10 +77,10 @@ def why_nothing(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: 
 
 def why_not_all(model: nn.Module, skipped: Mapping[str, str]) -> str:
     """What to say of a model of which some parts, by name, were not measured, and why."""
-    lines = [(clean(name), cut(clean(reason), 200)) for name, reason in by_reason(skipped.items())]
-    more = f"\n  and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+    lines = [f"{clean(name)}: {cut(clean(reason), 200)}" for name, reason in by_reason(skipped.items())]
+    told = listed(lines, MOST_LINES, "\n  ")
     parts, were = count(len(skipped), "part"), "was" if len(skipped) == 1 else "were"
-    return f"{parts} of {class_name(unwrap(model))} {were} not measured:{_lines(lines[:MOST_LINES])}{more}"
+    return f"{parts} of {class_name(unwrap(model))} {were} not measured:\n  {told}"
 
 
 def _lines(pairs: Iterable[tuple[str, str]]) -> str:
@@ -94,11 +92,6 @@ def unseen_normalizers(model: nn.Module, sites: Iterable[SiteReading]) -> tuple[
     seen = {call_of(site.name)[0] for site in sites}
     reason = "temper gave it another normalizer than softmax, and no tap measures that inside compiled code"
     return tuple(Skipped(name, reason) for name in modules_with_normalizer(model) if name not in seen)
-
-
-def date_of(seconds: float) -> str:
-    """A moment (seconds since 1970, UTC) as readings tell it."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def provenance(model: nn.Module, date: str | None) -> dict[str, Any]:

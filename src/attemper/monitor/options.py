@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attemper.call.spans import Spans
-from attemper.checks import one_of
+from attemper.checks import one_of, whole_number
 from attemper.errors import InputError
 from attemper.readings.alarms import DEFAULT_LIMITS
 from attemper.readings.limits import AlarmLimits, check_fewest_keys
@@ -62,8 +62,7 @@ class WatchOptions:
 
     def __post_init__(self) -> None:
         for name, number in (("every", self.every), ("rows", 1 if self.rows is None else self.rows)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise InputError(f"watch({name}=...) must be an int of at least 1, got {number!r}.")
+            whole_number(f"watch({name}=...)", number)
         if self.store is not None and not isinstance(self.store, Store):
             object.__setattr__(self, "store", Store(self.store))
         if self.on_alarm is not None and not callable(self.on_alarm):

@@ -20,7 +20,7 @@ from attemper.monitor.head_weights import HeadWeights, SiteCall, WeightsCollecto
 from attemper.monitor.model import check_model, why_nothing
 from attemper.readings.labels import layer_of
 from attemper.sites.padding import CallContext
-from attemper.text import count
+from attemper.text import count, listed
 
 MOST_LISTED = 20
 """Sites that an error lists."""
@@ -183,42 +183,37 @@ def _chosen_call(
 ) -> SiteCall:
     """The one call that was asked for, among those that were seen."""
     # A tap and the attention beside it are one site, under the tap's name.
-    sites = {reading.name: reading.layer for reading in collector.readings().sites}
+    found = collector.readings()
+    sites = {reading.name: reading.layer for reading in found.sites}
     seen = {one: name for one in collector.seen if (name := collector.call_sites.site(one.site, one.mode)) in sites}
     names = list(dict.fromkeys(seen.values()))
-    skipped = {entry.name: entry.reason for entry in collector.skips()}
+    known = listed(names, MOST_LISTED)
+    skipped = {entry.name: entry.reason for entry in found.skipped}
     if site is not None and site not in names and site in skipped:
         raise InputError(f"pattern(site={site!r}): it was not measured: {skipped[site]}.")
     if not names:
-        raise InputError(why_nothing("pattern", model, collector.skips()))
+        raise InputError(why_nothing("pattern", model, found.skipped))
     if site is not None and site not in names:
         near = did_you_mean(site, names)
-        raise InputError(f"pattern(site={site!r}): there is no such site.{near} Sites: {_list(names)}.")
+        raise InputError(f"pattern(site={site!r}): there is no such site.{near} Sites: {known}.")
     asked = [one for one, name in seen.items() if layer is None or sites[name] == layer]
     if site is not None:
         asked = [one for one, name in seen.items() if site == (name if call is None else one.number.name)]
     if not asked:
         layers = sorted({number for number in sites.values() if number is not None})
-        there = f"Layers: {', '.join(map(str, layers))}" if layers else f"No site has a number: {_list(names)}"
+        there = f"Layers: {', '.join(map(str, layers))}" if layers else f"No site has a number: {known}"
         raise InputError(f"pattern(layer={layer}): there is no such layer. {there}.")
     modules = {one.number.name for one in asked}
     if len(modules) > 1:
-        where, those = (
-            "the model" if layer is None else f"layer {layer}",
-            list(dict.fromkeys(seen[one] for one in asked)),
-        )
-        raise InputError(f"pattern: {where} has several sites, name one by site=: {_list(those)}.")
+        where, those = "the model" if layer is None else f"layer {layer}", dict.fromkeys(seen[one] for one in asked)
+        several = listed(list(those), MOST_LISTED)
+        raise InputError(f"pattern: {where} has several sites, name one by site=: {several}.")
     calls = f"{modules.pop()} attends {len(asked)} times in this pass"
     if call is None and len(asked) > 1:
         raise InputError(f"pattern: {calls}: say which, call=0 to {len(asked) - 1}.")
     if call is not None and call >= len(asked):
         raise InputError(f"pattern(call={call}): {calls}, 0 to {len(asked) - 1}.")
     return asked[call or 0]
-
-
-def _list(names: list[str]) -> str:
-    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
 
 
 def _pattern_of(kept: HeadWeights, name: str, head: int, tokens: Sequence[str] | None, tokenizer: Any) -> Pattern:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,8 +35,6 @@ from attemper.store.options import DEFAULT_BITS
 from attemper.text import clean, clean_name, count, cut
 
 if TYPE_CHECKING:
-    from attemper.readings.history import History, Trend
-    from attemper.readings.scan import Scan
     from attemper.store.ranks import Ranks
     from attemper.store.run import Run
     from attemper.store.writer import Writer
@@ -135,7 +132,11 @@ class Recorder:
         """At the end of the process: keeps what arrives from devices until then (monotonic), and counts the rest."""
         assert self._writer is not None
         try:
-            while self._underway and _arrives(self._underway[0].snapshot, until):
+            while self._underway:
+                while not (arrived := self._underway[0].snapshot.done) and time.monotonic() < until:
+                    time.sleep(ARRIVES_SECONDS)
+                if not arrived:
+                    break
                 for sample, found in self._keep_first():
                     self._describe(sample, found)
         finally:
@@ -280,7 +281,7 @@ class Recorder:
     @contextmanager
     def _earlier(self) -> Iterator[Ranks]:
         """What the run has so far. A damaged part of its file is told, and must not end somebody's training run."""
-        ranks = _ranks(self._open_writer(), self.number)
+        ranks = self._ranks()
         try:
             yield ranks
         except Exception as error:
@@ -312,11 +313,10 @@ class Recorder:
         if self._writer is None or self._writer.earlier is None or self._store is None:
             return
         earlier, self._writer.earlier = self._writer.earlier, None
-        model = str(self._about["model"])
-        if not earlier.is_of(model, sample.sites, self._collector.modules):
-            logger.warning("%s", earlier.warning(self._store.last_name, model, sample.sites, sample.step))
-        elif means := earlier.means(sample.sites):
-            logger.warning("%s", earlier.means_warning(self._store.last_name, means, sample.step))
+        modules = self._collector.call_sites.names
+        said = earlier.difference(str(self._about["model"]), sample.sites, modules, sample.step)
+        if said is not None:
+            logger.warning("attemper: %s%s", clean_name(self._store.last_name), said)
 
     def _coverage_of(self, sample: Sample) -> Iterator[tuple[SiteKey, str | None]]:
         """Every site that was expected, and why it is not in the sample."""
@@ -327,7 +327,7 @@ class Recorder:
     def unread(self, seen: set[str]) -> dict[str, str]:
         """Name -> why it is not read, of what was expected beside the sites of these names."""
         collector = self._collector
-        reasons = {entry.name: entry.reason for entry in collector.skips_beside(seen)}
+        reasons = {entry.name: entry.reason for entry in collector.skips(seen)}
         modules = {collector.module_of(name) for name in seen}
         modules |= {name for (name, _, _), reason in self._coverage.items() if reason != UNSEEN}
         # A module whose forward is called without its hooks attends under the name of the one around it.
@@ -352,11 +352,13 @@ class Recorder:
             "checkpoint, call watch.step(n) once before the loop, with its last step."
         )
 
-    def note_unmeasured(self, reason: str) -> None:
-        """Keeps why nothing was measured so far, for those who read the run and find no sample in it."""
+    def note_unmeasured(self, reason: str, mode: str) -> None:
+        """Keeps why nothing was measured so far, for those who read the run and find no sample in it: the first line of
+        ``reason``, and each part of the model that was skipped.
+        """
         if self._writer is not None:
-            lines = (line.strip() for line in reason.splitlines())
-            self._writer.describe({UNMEASURED: cut(sentence("; ".join(lines)), MOST_LETTERS)})
+            self._writer.describe({UNMEASURED: cut(sentence(reason.partition("\n")[0]), MOST_LETTERS)})
+            self._writer.cover({(one.name, "self", mode): one.reason for one in self._collector.skips(())})
 
     @property
     def run(self) -> Run:
@@ -364,11 +366,17 @@ class Recorder:
         from attemper.store.run import Run
 
         self.settle(wait=True)
-        writer = self._open_writer()
-        writer.flush()
+        self._open_writer().flush()
         if self._run is None:
-            self._run = Run(_ranks(writer, self.number))
+            self._run = Run(self._ranks())
         return self._run
+
+    def _ranks(self) -> Ranks:
+        """What this process has written, to be read."""
+        from attemper.store.ranks import Ranks
+        from attemper.store.series import FragmentReader
+
+        return Ranks([FragmentReader(self._open_writer().open_reader(), self.number)])
 
     @property
     def readings(self) -> SampleReadings:
@@ -377,8 +385,11 @@ class Recorder:
 
     @property
     def number(self) -> int:
-        """Of this process' fragment of the run."""
-        return _rank()
+        """Of this process' fragment of the run: its own among those that train together."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank()
+        rank = os.environ.get("RANK", "")  # torchrun's, before the processes have found each other
+        return int(rank) if rank.isdecimal() else 0
 
     @property
     def is_stored(self) -> bool:
@@ -416,70 +427,6 @@ class Recorder:
             run.close()
         if self._writer is not None:
             self._writer.close()
-
-
-class RunView:
-    """What a watch says of its run, while it goes on and after: the methods of :class:`attemper.store.run.Run`."""
-
-    @property
-    def run(self) -> Run:
-        """Every sample so far, as ``attemper.open_run`` gives them."""
-        raise NotImplementedError
-
-    def table(self) -> Scan:
-        """The latest sample."""
-        raise NotImplementedError
-
-    def _readings(self) -> SampleReadings:
-        """The same as it is at hand, without a site before the first sample."""
-        raise NotImplementedError
-
-    def history(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> History:
-        """A statistic at every sampled step; see ``Run.history``."""
-        return self.run.history(statistic, site, head, **options)
-
-    def mean(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Any:
-        """The mean of a statistic over the sampled steps; see ``Run.mean``."""
-        return self.run.mean(statistic, site, head, **options)
-
-    def std(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Any:
-        """Its standard deviation over the sampled steps; see ``Run.std``."""
-        return self.run.std(statistic, site, head, **options)
-
-    def trend(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Trend:
-        """Its slope per 1,000 steps with a 95% interval; see ``Run.trend``."""
-        return self.run.trend(statistic, site, head, **options)
-
-    def report(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the page of the run; see ``Run.to_html``.
-
-        If this watch took the last sample, the page has its histograms and its entropy by visible keys, which no store
-        keeps; where a run goes on and has no new sample yet, it has not.
-        """
-        return self.run.to_html(path, last=self.table().reading if self._readings().sites else None)
-
-
-def _arrives(snapshot: Transfer | DeviceSample, until: float) -> bool:
-    """Whether it is there at ``until`` (monotonic) at the latest; waits so long."""
-    while not snapshot.done and time.monotonic() < until:
-        time.sleep(ARRIVES_SECONDS)
-    return snapshot.done
-
-
-def _ranks(writer: Writer, number: int) -> Ranks:
-    """What this process has written, to be read."""
-    from attemper.store.ranks import Ranks
-    from attemper.store.series import FragmentReader
-
-    return Ranks([FragmentReader(writer.open_reader(), number)])
-
-
-def _rank() -> int:
-    """Of this process among those that train together."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    rank = os.environ.get("RANK", "")  # torchrun's, before the processes have found each other
-    return int(rank) if rank.isdecimal() else 0
 
 
 def about(model: nn.Module, options: WatchOptions) -> dict[str, Any]:

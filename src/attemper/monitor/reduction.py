@@ -31,7 +31,7 @@ from attemper.monitor.slots import MergedSample, Slots, identity
 from attemper.monitor.snapshot import Snapshot
 from attemper.readings.calls import Modules, joint_label, reasons, uneven
 from attemper.readings.sample import SiteKey, SiteLabel
-from attemper.text import call_of, clean_name
+from attemper.text import call_of, clean_name, listed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -230,9 +230,8 @@ class Reduction:
         return zip(self.ranks, tables, strict=True)
 
     def _disagree(self, differences: Sequence[str]) -> InputError:
-        more = f"; and {len(differences) - MOST_TOLD} more" if len(differences) > MOST_TOLD else ""
-        told = "; ".join(differences[:MOST_TOLD])
-        return InputError(f"The ranks do not hold the same part of the model: {told}{more}. {NAME_THE_GROUP}")
+        told = listed(differences, MOST_TOLD, "; ")
+        return InputError(f"The ranks do not hold the same part of the model: {told}. {NAME_THE_GROUP}")
 
     # --- collectives ---
 

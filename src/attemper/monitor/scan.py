@@ -17,7 +17,7 @@ from attemper.monitor.attention_order import AttentionOrder
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.kept_rows import KeepRows, RowKeeper
-from attemper.monitor.model import check_model, computed_on, date_of, device_of, hash_of, provenance, title, why_nothing
+from attemper.monitor.model import check_model, computed_on, device_of, hash_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
 from attemper.readings.alarms import LIMITS
 from attemper.readings.calls import reasons
@@ -40,6 +40,7 @@ from attemper.readings.scan import Scan
 from attemper.sites.names import unwrap
 from attemper.sites.padding import CallContext
 from attemper.statistics import reading_names
+from attemper.text import date_of
 
 
 def scan(
@@ -107,10 +108,14 @@ def scan(
             is on, or a batch of another kind.
         BackendError: the named backend cannot do what a layer needs.
     """
-    _check(model, batches)
+    check_model("scan", model)
+    if isinstance(batches, Tensor | Mapping | str):
+        raise InputError(
+            f"scan(batches) must be an iterable of batches, got one {type(batches).__name__}: write [batch] for one."
+        )
     options = ScanOptions(stats, limits, fewest_keys, backend, name, text, spans, whole_passes)
     keeper = None if keep_rows is None else RowKeeper(keep_rows)
-    cut = None if shard is None else check_shard("scan(shard=...)", shard)
+    cut = None if shard is None else check_shard(shard)
     with block_scan(model, options, keeper) as reader:
         reader.read(batches, on_batch=on_batch)
     if not reader.batches:
@@ -241,32 +246,19 @@ class BlockScan:
         label = digest_label(sites) if index is None else f"{index}/{law['shards']}"
         cut = (self._texts, self._blocks) if "block" in law else (None, None)
         shard = Shard(label, index, self._tokens, *cut)
+        summed = options.spans if "span_mass" in options.names else None
+        spans = {} if summed is None else {"spans": spans_in_words(summed)}
         assert isinstance(options.limits, AlarmLimits)
         return Part(
             options.name or title(self._model),
             self._hash,
-            {"stats": list(options.names), "fewest_keys": options.fewest_keys, **_spans_law(options), **law},
+            {"stats": list(options.names), "fewest_keys": options.fewest_keys, **spans, **law},
             options.limits.to_dict(),
             (Segment((shard,), sites),),
             tuple(self._backends),
             (computed_on(device),),
-            self._collector.skips([site.label for site in sites.values()]),
+            self._collector.skips({name for name, _, _ in sites}),
             self._dropped,
             options.text,
             **provenance(self._model, date_of(time.time())),
-        )
-
-
-def _spans_law(options: ScanOptions) -> dict[str, Any]:
-    """Which keys ``span_mass`` is of, where it is measured."""
-    if options.spans is None or "span_mass" not in options.names:
-        return {}
-    return {"spans": spans_in_words(options.spans)}
-
-
-def _check(model: Any, batches: Any) -> None:
-    check_model("scan", model)
-    if isinstance(batches, Tensor | Mapping | str):
-        raise InputError(
-            f"scan(batches) must be an iterable of batches, got one {type(batches).__name__}: write [batch] for one."
         )

@@ -71,15 +71,18 @@ class TapSums:
             for device in {part.device for part in sums.values()}
         }
         for buffer, name in named.items():
-            found, running = sums[buffer], ran[sums[buffer].device]
-            before = self._samples.get(buffer)
-            if before is None:
-                self._samples[buffer] = _Sample(name, found, torch.where(running, period, -1))
-                continue
-            kept = torch.where(before.period == period, join(before.sums, found), found)
-            self._samples[buffer] = _Sample(
-                name, torch.where(running, kept, before.sums), torch.where(running, period, before.period)
-            )
+            self._put(buffer, name, sums[buffer], ran[sums[buffer].device], period)
+
+    def _put(self, buffer: TapBuffer, name: str, found: Tensor, ran: Tensor, period: int) -> None:
+        """Adds what a buffer has of a step, where it ``ran`` in it."""
+        before = self._samples.get(buffer)
+        if before is None:
+            self._samples[buffer] = _Sample(name, found, torch.where(ran, period, -1))
+            return
+        kept = torch.where(before.period == period, join(before.sums, found), found)
+        self._samples[buffer] = _Sample(
+            name, torch.where(ran, kept, before.sums), torch.where(ran, period, before.period)
+        )
 
     def note_padding(self, tokens: Tensor, period: int) -> None:
         """Takes note, without waiting, of the real tokens [B, Q] of a pass in which taps cannot tell padding."""
@@ -94,18 +97,13 @@ class TapSums:
 
     def join_steps(self, steps: Sequence[tuple[TapSnapshot, int]]) -> None:
         """Makes the sums of steps, each with its number, those of the last number."""
-        last, nothing = steps[-1][1], TapSnapshot(self._scope, {}, {})
-        self.restore(nothing)
+        last = steps[-1][1]
+        self.restore(TapSnapshot(self._scope, {}, {}))
         for snapshot, number in steps:
             for buffer, sample in snapshot._samples.items():
-                ran = sample.period == number
-                found = torch.where(ran, sample.sums, empty_sums(sample.sums.shape[0], sample.sums.device))
-                before = self._samples.get(buffer, _Sample(sample.name, found, torch.full_like(sample.period, -1)))
-                found = found if before.sums is found else join(before.sums, found)
-                self._samples[buffer] = _Sample(sample.name, found, torch.where(ran, last, before.period))
+                self._put(buffer, sample.name, sample.sums, sample.period == number, last)
             for device, period in snapshot._padded.items():
-                before = self._padded.get(device, -1)
-                self._padded[device] = torch.where(period == number, last, before)
+                self._padded[device] = torch.where(period == number, last, self._padded.get(device, -1))
 
     def restore(self, snapshot: TapSnapshot) -> None:
         """Makes an earlier sample the latest."""

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from types import FrameType, TracebackType
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,9 +22,9 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
 from attemper.monitor.merged_recorder import MergedRecorder, new_recorder
-from attemper.monitor.model import NOT_RUN, check_model, date_of, device_of, provenance, unseen_normalizers, why_not_all
+from attemper.monitor.model import NOT_RUN, check_model, device_of, provenance, unseen_normalizers, why_not_all
 from attemper.monitor.options import NO_ALARMS, WatchOptions
-from attemper.monitor.recorder import UNSEEN, RunView, about
+from attemper.monitor.recorder import UNSEEN, about
 from attemper.monitor.reduction import reduction_of
 from attemper.monitor.schedule import Schedule
 from attemper.monitor.snapshot import SampleReadings
@@ -39,12 +40,13 @@ from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
 from attemper.store.options import Store
-from attemper.text import clean, count
+from attemper.text import clean, count, date_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from attemper.readings.history import History, Trend
     from attemper.store.run import Run
 
 
@@ -115,7 +117,7 @@ def watch(
     return Watch(**locals())
 
 
-class Watch(TapReceiver, RunView):
+class Watch(TapReceiver):
     """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
 
     def __init__(self, model: nn.Module, *, start: int | None = None, **given: Any) -> None:
@@ -138,8 +140,6 @@ class Watch(TapReceiver, RunView):
         self._stepping, self._fresh = options.reduce is not None, False
         self._told = options.limits is NO_ALARMS
         """Whether it was told what the first step does not show. Nobody asked a watch that another part keeps."""
-        self._ended_passes = 0
-        """Passes of the steps that have ended."""
         self._date: float | None = None
         """When the latest sample began; None where only taps in compiled code were seen."""
         self._tapped = False
@@ -180,9 +180,7 @@ class Watch(TapReceiver, RunView):
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         self._told = self._told or error is not None  # a pass that failed shows nothing
         self.close()
 
@@ -225,8 +223,7 @@ class Watch(TapReceiver, RunView):
         if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
             self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
             self._record()
-        ran, self._ended_passes = self.passes > self._ended_passes, self.passes
-        self._tell(due=self._schedule.sampled and (ran or self.steps > 1))
+        self._tell(due=self._schedule.sampled and (self.passes > 0 or self.steps > 1))
 
     def _tell(self, *, due: bool) -> None:
         """Says once what the first sampled step does not show (``due``: also if that is all), and that a run goes
@@ -244,8 +241,8 @@ class Watch(TapReceiver, RunView):
         self._told = True
         skipped = self._recorder.unread(seen)
         if not seen:
-            why = self._why_nothing(self._collector.skips_beside(seen))
-            self._recorder.note_unmeasured(why)
+            why = self._why_nothing(self._collector.skips(seen))
+            self._recorder.note_unmeasured(why, "train" if self.model.training else "eval")
             return f"nothing was measured in the first step. {why}"
         # Which modules hold the taps of a compiled model is not known. What calls are one site was measured.
         hidden = UNSEEN if self._compiled else None
@@ -514,6 +511,30 @@ class Watch(TapReceiver, RunView):
         if self._first is not None:
             self._first.give()
         return self._recorder.run
+
+    def history(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> History:
+        """A statistic at every sampled step; see ``Run.history``."""
+        return self.run.history(statistic, site, head, **options)
+
+    def mean(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Any:
+        """The mean of a statistic over the sampled steps; see ``Run.mean``."""
+        return self.run.mean(statistic, site, head, **options)
+
+    def std(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Any:
+        """Its standard deviation over the sampled steps; see ``Run.std``."""
+        return self.run.std(statistic, site, head, **options)
+
+    def trend(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Trend:
+        """Its slope per 1,000 steps with a 95% interval; see ``Run.trend``."""
+        return self.run.trend(statistic, site, head, **options)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page of the run; see ``Run.to_html``.
+
+        If this watch took the last sample, the page has its histograms and its entropy by visible keys, which no store
+        keeps; where a run goes on and has no new sample yet, it has not.
+        """
+        return self.run.to_html(path, last=self.table().reading if self._readings().sites else None)
 
     def alarms(self) -> tuple[Alarm, ...]:
         """The alarms that stand now, the worst first, each with the step at which it began (``since``)."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attemper.call import normalizer
 from attemper.call.normalizer import Normalization
+from attemper.checks import whole_number
 from attemper.errors import InputError
 from attemper.functional import measures, normalizers, sparse
 from attemper.nn.bounds import bounded_exponential
@@ -320,8 +321,7 @@ def _start(where: str, name: str, given: Any, learned: bool, num_heads: int) -> 
         InputError: it is no finite number and no tensor [heads] of them; or ``num_heads`` says something else, or is
             given where nothing is learned.
     """
-    if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-        raise InputError(f"{where}(num_heads=...) must be an int of at least 1, got {num_heads!r}.")
+    whole_number(f"{where}(num_heads=...)", num_heads)
     if isinstance(given, Tensor):
         fits = given.dim() == 1 and len(given) > 0 and given.dtype.is_floating_point
         if not fits or num_heads not in (1, len(given)) or not torch.isfinite(given).all():

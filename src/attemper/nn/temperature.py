@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.checks import one_of, positive_number
+from attemper.checks import one_of, positive_number, whole_number
 from attemper.errors import InputError
 from attemper.functional.measures import TEMPERATURE_ADVICE
 from attemper.functional.temperature import LAWS, length_temperature
@@ -123,7 +123,7 @@ class LearnedTemperature(Temperature):
     ) -> None:
         super().__init__()
         self.floor, self.ceiling = _bounds("LearnedTemperature", initial, floor, ceiling)
-        heads = _count("LearnedTemperature(num_heads)", num_heads)
+        heads = whole_number("LearnedTemperature(num_heads)", num_heads)
         self.log_temperature = nn.Parameter(torch.full((heads,), float(initial)).log())
 
     def forward(
@@ -177,9 +177,8 @@ class ConditionalTemperature(Temperature):
             one_of("ConditionalTemperature(pool=...)", pool, ("mean",))
         self.pool = pool
         self.floor, self.ceiling = _bounds("ConditionalTemperature", initial, floor, ceiling)
-        self.projection = nn.Linear(
-            _count("ConditionalTemperature(dim)", dim), _count("ConditionalTemperature(num_heads)", num_heads)
-        )
+        heads = whole_number("ConditionalTemperature(num_heads)", num_heads)
+        self.projection = nn.Linear(whole_number("ConditionalTemperature(dim)", dim), heads)
         nn.init.zeros_(self.projection.weight)
         nn.init.constant_(self.projection.bias, torch.tensor(float(initial)).log().item())
 
@@ -260,7 +259,7 @@ class ScheduledTemperature(Temperature):
 
     def __init__(self, schedule: Schedule, total_steps: int) -> None:
         super().__init__()
-        self.schedule, self.total_steps = schedule, _count("ScheduledTemperature(total_steps)", total_steps)
+        self.schedule, self.total_steps = schedule, whole_number("ScheduledTemperature(total_steps)", total_steps)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("value", torch.tensor(self._at(0)), persistent=False)
         self._register_load_state_dict_pre_hook(self._load_value)
@@ -368,12 +367,6 @@ def _per_head(where: str, value: float | Tensor | Iterable[float]) -> Tensor:
             f"{where} must be a number above 0 or a tensor [heads] of them, got {value!r}. {TEMPERATURE_ADVICE}"
         )
     return tensor
-
-
-def _count(where: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{where} must be an int of at least 1, got {value!r}.")
-    return value
 
 
 def _bounds(where: str, initial: float, floor: float, ceiling: float) -> tuple[float, float]:

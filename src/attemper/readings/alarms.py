@@ -14,7 +14,7 @@ from typing import Any, Literal
 from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
 from attemper.readings.sample import JUDGED, RANK_DIFFERENCE
-from attemper.text import clean
+from attemper.text import clean, listed
 from attemper.text import number as shown
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
@@ -154,7 +154,7 @@ ALARMS = (
         judged=False,
         least_rows=0,
         severity="critical",
-        message="{value:.0f} of {total:.0f} rows have a NaN or infinite score",
+        message="rows with a NaN or infinite score: {value:.0f} of {total:.0f}",
         clause=("has NaN or infinite scores", "have NaN or infinite scores"),
         title="NaN or infinite scores",
         advice="Scores hold NaN or infinity: find the first layer where they appear, look for NaN weights and for "
@@ -409,13 +409,13 @@ COURSE = {
 """What is said of an alarm beside its message, which is of its beginning."""
 
 
-def course(alarm: Alarm) -> Iterator[tuple[str, dict[str, Any]]]:
+def course(alarm: Alarm, unit: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Keys of ``COURSE`` and what is put into them: when it stood; its worst and latest value, if of later steps."""
     if alarm.since is not None:
         yield "since" if alarm.ended is None else "span", {"since": alarm.since, "ended": alarm.ended}
     for name, value, step in ("worst", alarm.worst, alarm.worst_step), ("latest", alarm.latest, alarm.latest_step):
         if step is not None and step != alarm.since:
-            yield name, {"value": shown(value) if value is None else value, "step": step}
+            yield name, {"value": f"{shown(value)} {unit}".rstrip(), "step": step}
 
 
 def value_at(alarm: Alarm, when: Literal["worst", "latest"]) -> float | None:
@@ -426,13 +426,8 @@ def value_at(alarm: Alarm, when: Literal["worst", "latest"]) -> float | None:
 def with_course(alarm: Alarm) -> str:
     """Its message, then how it went on."""
     unit = KINDS[alarm.kind].unit_of_value if alarm.kind in KINDS else ""
-    said = []
-    for key, values in course(alarm):
-        if "value" in values:
-            value = values["value"]
-            values["value"] = f"{value if isinstance(value, str) else shown(value)} {unit}".rstrip()
-        said.append(COURSE[key].format(**values))
-    return "; ".join([alarm.message, *([", ".join(said)] if said else [])])
+    said = ", ".join(COURSE[key].format(**values) for key, values in course(alarm, unit))
+    return f"{alarm.message}; {said}" if said else alarm.message
 
 
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
@@ -447,8 +442,7 @@ def lines(alarms: Iterable[Alarm], told: set[str]) -> Iterator[tuple[str, bool]]
         told: sentences of advice that the log has already, which are not said again; grows.
     """
     for (severity, kind), found in by_kind(tuple(alarms)).items():
-        where = "; ".join(alarm.message for alarm in found[:MOST_PLACES])
-        more = f"; and {len(found) - MOST_PLACES} more" if len(found) > MOST_PLACES else ""
+        where = listed([alarm.message for alarm in found], MOST_PLACES, "; ")
         advice = [one for one in _SENTENCE_END.split(found[0].advice) if one not in told]
         told.update(advice)
-        yield clean(" ".join([f"{severity} {kind}: {where}{more}.", *advice])), is_heard(found[0])
+        yield clean(" ".join([f"{severity} {kind}: {where}.", *advice])), is_heard(found[0])

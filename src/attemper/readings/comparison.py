@@ -17,7 +17,7 @@ from attemper.readings.reading import Reading, SiteReading
 from attemper.readings.sample import SiteKey
 from attemper.readings.schema import SCHEMA
 from attemper.statistics import SHOWN, SHOWN_BY_NAME
-from attemper.text import count, counts
+from attemper.text import count, counts, listed
 
 if TYPE_CHECKING:
     import pandas
@@ -316,8 +316,7 @@ def _means(sites: Mapping[SiteKey, SiteReading], others: Mapping[SiteKey, SiteRe
 
 
 def _names(sites: Mapping[SiteKey, SiteReading]) -> str:
-    listed = [f"{name} ({mode})" for name, _, mode in list(sites)[:3]]
-    return ", ".join(listed) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "") if listed else "none"
+    return listed([f"{name} ({mode})" for name, _, mode in sites], 3) or "none"
 
 
 def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
@@ -330,7 +329,9 @@ def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
         before, after = (sum(head.pairs[statistic][side] or 0.0 for head in both) / len(both) for side in (0, 1))
         mean = f"mean {statistic} {before:.4g} -> {after:.4g}"
         most = max(both, key=lambda head: head.size(statistic))
-        yield f"{mean}, most in {_largest_change(most, statistic)}" if most.differs(statistic) else mean
+        before, after = most.pairs[statistic]
+        place = f", most in {most.site} head {most.head}: {before:.4g} -> {after:.4g}"
+        yield f"{mean}{place if most.differs(statistic) else ''}"
     if lost := sum(head.differs(statistic) for head in heads if head.change(statistic) is None):
         yield f"{count(lost, 'head has', 'heads have')} a number on one side only"
     if alone := len(comparison.only_before) + len(comparison.only_after):
@@ -341,8 +342,3 @@ def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
     first, second = comparison.tokens or (0, 0)
     if first != second:
         yield f"the texts differ ({first:,} and {count(second, 'token')}), which changes numbers, too"
-
-
-def _largest_change(head: HeadChange, statistic: str) -> str:
-    before, after = head.pairs[statistic]
-    return f"{head.site} head {head.head}: {before:.4g} -> {after:.4g}"

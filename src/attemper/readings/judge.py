@@ -28,27 +28,20 @@ BESIDE = tuple(kind.beside for kind in ALARMS if kind.beside)
 """Quantities that messages name and nothing judges."""
 
 
-class Figures(NamedTuple):
-    """What is known of alarms of one kind at a sample, each [H]."""
-
-    measure: Array
-    """What is held against the limit."""
-    now: Array
-    """The statistic."""
-    before: Array
-    """What it is compared with, if anything."""
-    total: Array
-    step: Array
+MEASURE, NOW, BEFORE, TOTAL, STEP = range(5)
+"""What is known of an alarm at a sample: what is held against the limit, the statistic, what it is compared with (if
+anything), rows or heads, and the step.
+"""
+FIRST, WORST, LATEST = range(3)
+"""Samples of which that is kept."""
 
 
 class KindState(NamedTuple):
     """The alarms of one kind, a column a head; of whole sites, the column of the first head."""
 
     on: np.ndarray
-    first: Figures
-    """When each began."""
-    worst: Figures
-    latest: Figures
+    figures: Array
+    """[3, 5, H], ``FIRST`` to ``LATEST`` and ``MEASURE`` to ``STEP``."""
     origins: Mapping[int, tuple[float, int] | None]
     """Column -> an earlier value and its step, of those that are on."""
 
@@ -86,7 +79,8 @@ class Judge:
             name: Memory(tuple(LAWS[kind.law] for kind in ALARMS if kind.quantity == name)) for name in quantities
         }
         self._missing: tuple[str, ...] = ()
-        self._before = self._now = State(None, {kind.name: _silent(0) for kind in ALARMS}, np.empty(0, bool))
+        silent = KindState(np.zeros(0, bool), np.empty((3, 5, 0)), {})
+        self._before = self._now = State(None, {kind.name: silent for kind in ALARMS}, np.empty(0, bool))
         self._ended: deque[Alarm] = deque(maxlen=MOST_ENDED)
         self._reported: set[tuple[Any, ...]] = set()
         self._grow()
@@ -234,17 +228,12 @@ class Judge:
         figures = self._figures(kind, measure, found, step)
         begins = on & ~old.on
         seen = on & ~np.isnan(measure)
-        relative = kind.law == "fall_from_baseline"
-        value, worst = (one.now if relative else one.measure for one in (figures, old.worst))  # as alarms give it
+        value, worst = figures[_given(kind)], old.figures[WORST, _given(kind)]
         further = value > worst if _rings_above(kind) else value < worst
-        found_at = ((begins, old.first), (begins | (seen & further), old.worst), (seen, old.latest))
-        first, worst, latest = (
-            Figures(*(np.where(where, new, was) for new, was in zip(figures, before, strict=True)))
-            for where, before in found_at
-        )
+        taken = np.stack([begins, begins | (seen & further), seen])
         origins = {column: origin for column, origin in old.origins.items() if on[column]}
         origins |= {column: self._origin(kind, column) for column in np.flatnonzero(begins).tolist()}
-        return KindState(on, first, worst, latest, origins)
+        return KindState(on, np.where(taken[:, None], figures, old.figures), origins)
 
     def _measure(self, kind: AlarmKind, found: Mapping[str, Array], on: np.ndarray) -> Array | None:
         """[H] what is held against the limit; NaN where it is not judged, and where it cannot ring. None: nowhere."""
@@ -287,7 +276,8 @@ class Judge:
         now = self._memories[kind.quantity].window.marks[-1]
         return now > kind.floor if kind.side == "above" else now < kind.floor
 
-    def _figures(self, kind: AlarmKind, measure: Array, found: Mapping[str, Array], step: int) -> Figures:
+    def _figures(self, kind: AlarmKind, measure: Array, found: Mapping[str, Array], step: int) -> Array:
+        """[5, H]"""
         window = self._memories[kind.quantity].window
         now, before = window.recent[-1], window.centre if "centre" in LAWS[kind.law].looks_at else window.baseline
         before = found.get(kind.beside, before)
@@ -299,7 +289,7 @@ class Judge:
                 for values in (known, now, before)
             )
             now, before = (one / np.maximum(total, 1.0) for one in sums)
-        return Figures(measure, now, before, total, np.full(len(now), float(step)))
+        return np.stack([measure, now, before, total, np.full(len(now), float(step))])
 
     def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray], Array], least: int = 2) -> Array:
         """[H] of whole sites, at their first heads; NaN elsewhere, and where fewer than ``least`` heads have one."""
@@ -324,27 +314,22 @@ class Judge:
         return None if was_so else origin
 
     def _alarm(self, kind: AlarmKind, state: KindState, column: int, ended: int | None = None) -> Alarm:
-        _, now, before, total, step = (float(values[column]) for values in state.first)
-        limit = None if kind.limit is None else float(self._bounds[kind.name][column])
-        relative = kind.law == "fall_from_baseline"
-        value, worst, latest = (
-            float((figures.now if relative else figures.measure)[column])
-            for figures in (state.first, state.worst, state.latest)
-        )
+        first, worst, latest = state.figures[:, :, column].tolist()
+        value, limit = _given(kind), None if kind.limit is None else float(self._bounds[kind.name][column])
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
             None if kind.whole else self._columns.head(column),
-            value,
-            limit * before if limit is not None and relative else limit,
+            first[value],
+            limit * first[BEFORE] if limit is not None and value == NOW else limit,
             state.origins[column],
-            {"now": now, "before": before, "total": total},
-            step=int(step),
-            since=int(step),
+            {"now": first[NOW], "before": first[BEFORE], "total": first[TOTAL]},
+            step=int(first[STEP]),
+            since=int(first[STEP]),
             ended=ended,
-            worst=number(worst),
-            worst_step=int(state.worst.step[column]),
-            latest=number(latest),
-            latest_step=int(state.latest.step[column]),
+            worst=number(worst[value]),
+            worst_step=int(worst[STEP]),
+            latest=number(latest[value]),
+            latest_step=int(latest[STEP]),
         )
 
 
@@ -367,20 +352,15 @@ def _rings_above(kind: AlarmKind) -> bool:
     return (LAWS[kind.law].side or kind.side) == "above"
 
 
-def _silent(heads: int) -> KindState:
-    none = Figures(*(np.full(heads, np.nan) for _ in range(5)))
-    return KindState(np.zeros(heads, bool), none, none, none, {})
+def _given(kind: AlarmKind) -> int:
+    """What its alarms give as their value."""
+    return NOW if kind.law == "fall_from_baseline" else MEASURE
 
 
 def _widen(state: State, heads: int) -> State:
     """With columns for more heads, at which nothing rings."""
     more = heads - len(state.healthy)
-
-    def wider(old: Figures) -> Figures:
-        return Figures(*(pad(values, more) for values in old))
-
     kinds = {
-        name: KindState(pad(one.on, more), wider(one.first), wider(one.worst), wider(one.latest), one.origins)
-        for name, one in state.kinds.items()
+        name: KindState(pad(one.on, more), pad(one.figures, more), one.origins) for name, one in state.kinds.items()
     }
     return state._replace(kinds=kinds, healthy=np.concatenate([state.healthy, np.ones(more, bool)]))

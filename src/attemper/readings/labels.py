@@ -91,10 +91,16 @@ def by_reason(skipped: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     ]
 
 
+def runs(labels: Iterable[str]) -> list[list[str]]:
+    """Labels in groups, of which each holds numbers (``7``, ``3/64``) that follow one another, or a single label."""
+    found: list[list[str]] = []
+    for label in labels:
+        last, own = (one.partition("/") for one in (found[-1][-1] if found else "", label))
+        follows = last[0].isdecimal() and own[0].isdecimal() and int(own[0]) == int(last[0]) + 1
+        found[-1].append(label) if follows and own[1:] == last[1:] else found.append([label])
+    return found
+
+
 def _ranges(labels: list[str]) -> str:
     """Labels as a list, in which three or more numbers that follow one another are a range."""
-    runs: list[list[str]] = []
-    for label in labels:
-        follows = runs and label.isdecimal() and runs[-1][-1].isdecimal() and int(label) == int(runs[-1][-1]) + 1
-        runs[-1].append(label) if follows else runs.append([label])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs(labels))

@@ -132,15 +132,11 @@ def alarms(
         fewest_keys: rows that see fewer say nothing about sharpness or first tokens.
     """
     checked = AlarmLimits.of(limits)
-    return tuple(alarm for site in sites for alarm in _of_site(site, checked.at(site.name), fewest_keys))
+    at = [(site, checked.at(site.name)) for site in sites]
+    return tuple(alarm for site, own in at for head in site.heads for alarm in _of_head(site, head, own, fewest_keys))
 
 
 _OF_SCANS = tuple(kind for kind in ALARMS if not kind.needs_history)
-
-
-def _of_site(site: SiteReading, limits: Limits, fewest_keys: int) -> Iterator[Alarm]:
-    for head in site.heads:
-        yield from _of_head(site, head, limits, fewest_keys)
 
 
 def _of_head(site: SiteReading, head: HeadReading, limits: Limits, fewest_keys: int) -> Iterator[Alarm]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from attemper.errors import InputError
 from attemper.readings.calls import Modules, joint_label, reasons, uneven
+from attemper.readings.labels import runs
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
@@ -190,15 +191,15 @@ def digest_label(sites: Totals) -> str:
     return f"#{digest.hexdigest()}"
 
 
-def check_shard(where: str, shard: Any) -> tuple[int, int]:
-    """``shard`` if it is a pair (I, N) with I from 0 to N - 1.
+def check_shard(shard: Any) -> tuple[int, int]:
+    """The argument ``shard`` of a scan if it is a pair (I, N) with I from 0 to N - 1.
 
     Raises:
         InputError: it is not.
     """
     whole = isinstance(shard, tuple | list) and len(shard) == 2 and all(type(number) is int for number in shard)
     if not whole or not 0 <= shard[0] < shard[1]:
-        raise InputError(f"{where} must be (I, N), I of N shards, with I from 0 to N - 1; got {shard!r:.60}.")
+        raise InputError(f"scan(shard=...) must be (I, N), I of N shards, with I from 0 to N - 1; got {shard!r:.60}.")
     return shard[0], shard[1]
 
 
@@ -210,16 +211,20 @@ def merge(parts: Sequence[Part]) -> Part:
     """
     parts = sorted(parts, key=lambda part: part.segments[0].shards[0].order)
     first = parts[0]
-    _check_heads(segment for part in parts for segment in part.segments)
+    # Of several ranks of one model weights differ as those of two models do: that is told first.
+    _check_labels((segment for part in parts for segment in part.segments), "first_head")
     for other in parts[1:]:
         _check_alike(first, other)
     _check_overlap(parts)
     segments = sorted((one for part in parts for one in part.segments), key=lambda one: one.shards[0].order)
-    _check_sites(segments)
+    _check_labels(segments, "normalizer")
     leveled, modules, more = level([segment.sites for segment in segments])
     segments = [replace(segment, sites=sites) for segment, sites in zip(segments, leveled, strict=True)]
     dropped = {key: why for part in parts for key, why in part.dropped.items()} | more
     dropped |= conflicts(segment.sites for segment in segments)
+    # The reason of the first part that has one of its own.
+    skipped = {skip.name: skip.reason for part in reversed(parts) for skip in part.skipped}
+    skipped = reasons(modules, ELSEWHERE) | skipped
     whole = [segments[0]]
     for segment in segments[1:]:
         if whole[-1].is_followed_by(segment):
@@ -231,18 +236,12 @@ def merge(parts: Sequence[Part]) -> Part:
         segments=tuple(whole),
         backends=_union(part.backends for part in parts),
         computed_on=_union(part.computed_on for part in parts),
-        skipped=_skips(parts, reasons(modules, ELSEWHERE)),
+        skipped=tuple(Skipped(name, skipped[name]) for name in sorted(skipped)),
         dropped=dict(sorted(dropped.items())),
         text=", ".join(dict.fromkeys(part.text for part in parts if part.text)) or None,
         date=max((part.date for part in parts if part.date), default=None),
         versions=_versions(parts),
     )
-
-
-def _skips(parts: Sequence[Part], more: Mapping[str, str]) -> tuple[Skipped, ...]:
-    """What no part measured for a reason of its own, by name, with the reason of the first part that has one."""
-    found = {**more, **{skip.name: skip.reason for part in reversed(parts) for skip in part.skipped}}
-    return tuple(Skipped(name, found[name]) for name in sorted(found))
 
 
 def _union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
@@ -300,32 +299,22 @@ def _check_overlap(parts: Sequence[Part]) -> None:
             seen.add(shard.label)
 
 
-def _check_sites(segments: Sequence[Segment]) -> None:
-    """Raises InputError if a site has another normalizer in some part."""
-    labels: dict[SiteKey, SiteLabel] = {}
-    for segment in segments:
-        for key, site in segment.sites.items():
-            before, label = labels.setdefault(key, site.label), site.label
-            if before.normalizer != label.normalizer:
-                raise InputError(
-                    f"site {clean_name(key[0])} has weights of {before.normalizer} in one part and of "
-                    f"{label.normalizer} in another: their means do not add up."
-                )
+_DIFFERENCES = {
+    "first_head": "begins with head {} in one part and with head {} in another: they are of ranks that split a model "
+    "by heads, and parts split texts. Merge those of one rank; attemper.watch(model, store=...) on all ranks keeps a "
+    "run that shows all heads.",
+    "normalizer": "has weights of {} in one part and of {} in another: their means do not add up.",
+}
+"""What is said of a site whose label differs in this from part to part."""
 
 
-def _check_heads(segments: Iterable[Segment]) -> None:
-    """Raises InputError if parts are of several ranks of one model, whose weights differ as those of two models do."""
+def _check_labels(segments: Iterable[Segment], name: str) -> None:
+    """Raises InputError if the label of a site is another in some part, in one of ``_DIFFERENCES``."""
     labels: dict[SiteKey, SiteLabel] = {}
-    for segment in segments:
-        for key, site in segment.sites.items():
-            before, label = labels.setdefault(key, site.label), site.label
-            if before.first_head != label.first_head:
-                raise InputError(
-                    f"site {clean_name(key[0])} begins with head {before.first_head} in one part and with head "
-                    f"{label.first_head} in another: they are of ranks that split a model by heads, and parts split "
-                    "texts. Merge those of one rank; attemper.watch(model, store=...) on all ranks keeps a run that "
-                    "shows all heads."
-                )
+    for label in (site.label for segment in segments for site in segment.sites.values()):
+        one, two = (getattr(each, name) for each in (labels.setdefault(label.key, label), label))
+        if one != two:
+            raise InputError(f"site {clean_name(label.name)} {_DIFFERENCES[name].format(one, two)}")
 
 
 def _labels(part: Part) -> str:
@@ -334,17 +323,6 @@ def _labels(part: Part) -> str:
 
 def label_list(labels: Sequence[str]) -> str:
     """Labels of shards in a line, ``0/64 to 62/64, 17/64``: neighbours as a range, and not too many."""
-    groups: list[list[str]] = []
-    for label in labels:
-        if groups and _number(label) is not None and _number(groups[-1][-1]) == (_number(label) or 0) - 1:
-            groups[-1].append(label)
-        else:
-            groups.append([label])
-    told = [group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in groups]
+    told = [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs(labels)]
     rest = len(told) - 12
     return ", ".join(told[:12]) + (f" and {count(rest, 'other')}" if rest > 0 else "")
-
-
-def _number(label: str) -> int | None:
-    index, _, of = label.partition("/")
-    return int(index) if index.isdecimal() and of.isdecimal() else None

@@ -237,7 +237,10 @@ class Reading:
             ("no valid row to judge", silent, ""),
         )
         notes = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
-        more = (self.nothing_note, *notes, self.untrained_note, *self._merge_notes)
+        missing, machines = self.missing_shards, self.computed_on
+        gap = f"shards are missing, and their texts count nowhere here: {missing}."
+        bits = f"the parts were computed on unlike machines; the last bits depend on that: {machines}."
+        more = (self.nothing_note, *notes, self.untrained_note, missing and gap, machines and bits)
         return tuple(note for note in more if note)
 
     @property
@@ -252,19 +255,9 @@ class Reading:
         return f"nothing was measured: {why}."
 
     @property
-    def _merge_notes(self) -> tuple[str | None, str | None]:
-        """Of a merged reading: what is missing, and whether its last bits could be others."""
-        missing, machines = self.missing_shards, self.computed_on
-        bits = f"the parts were computed on unlike machines; the last bits depend on that: {machines}."
-        gap = f"shards are missing, and their texts count nowhere here: {missing}."
-        return gap if missing else None, bits if machines else None
-
-    @property
     def untrained_note(self) -> str | None:
         """The last of the notes, where the watched model looks untrained; else None."""
-        many = self.untrained_heads
-        near = f"{many} of {count(len(self.heads), 'head')} {'is' if many == 1 else 'are'} near uniform"
-        return f"the model looks untrained: {near}; while it does, they raise no alarm." if many else None
+        return untrained_note(self.untrained_heads, len(self.heads))
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper scan --json``."""
@@ -315,6 +308,12 @@ class Reading:
             InputError: as ``from_dict``; or the file cannot be read, or holds no JSON.
         """
         return cls.from_dict(parse(source))
+
+
+def untrained_note(many: int | None, heads: int) -> str | None:
+    """What to say where so many of all heads raise no alarm because the model looks untrained; None where none does."""
+    near = f"{many} of {count(heads, 'head')} {'is' if many == 1 else 'are'} near uniform"
+    return f"the model looks untrained: {near}; while it does, they raise no alarm." if many else None
 
 
 def number(value: float) -> float | None:

@@ -106,10 +106,10 @@ def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
         many = count(len(group), "layer" if group[0].head is None else "head")
         what = f" {clean(kind)}: {many}{_steps(group)}"
         yield Text.assemble((clean(severity), STYLES[level_of(severity)]), what)
-        yield from (_indent(with_course(alarm), "dim") for alarm in group[:3])
+        yield from (indent(with_course(alarm), "dim") for alarm in group[:3])
         if len(group) > 3:
-            yield _indent(f"and {len(group) - 3} more", "dim")
-        yield _indent(group[0].advice)
+            yield indent(f"and {len(group) - 3} more", "dim")
+        yield indent(group[0].advice)
 
 
 def _steps(group: list[Alarm]) -> str:
@@ -118,5 +118,5 @@ def _steps(group: list[Alarm]) -> str:
     return "" if since is None else f", since step {since:,}"
 
 
-def _indent(text: str, style: str = "") -> RenderableType:
+def indent(text: str, style: str = "") -> RenderableType:
     return Padding(Text(clean(text), style=style), (0, 0, 0, 2))

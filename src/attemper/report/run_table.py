@@ -9,17 +9,27 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.readings.alarms import KINDS, by_kind, level_of
+from attemper.readings.alarms import by_kind, level_of
 from attemper.readings.reading import SiteReading
 from attemper.readings.sample import MODES
-from attemper.readings.scan_table import STYLES
+from attemper.readings.scan_table import STYLES, indent
 from attemper.readings.stacks import Stack, stacks
 from attemper.report.document import kind_of
-from attemper.report.texts import Message, advice, alarm_line, message, note, reason, say, severity_title, why
+from attemper.report.texts import (
+    Message,
+    advice,
+    alarm_line,
+    alarm_name,
+    message,
+    note,
+    reason,
+    say,
+    severity_title,
+    why,
+)
 from attemper.statistics import SHOWN
 from attemper.store.overview import Change, Course, Overview
 from attemper.text import BARS, clean, cut, number, sparkline
@@ -45,18 +55,20 @@ def table(overview: Overview, width: int, *, plain: bool = False, language: str 
         return clean(say(message(key, **values), language))
 
     parts: list[RenderableType] = [*_headlines(overview, t, language)]
-    sites = tuple(_as_reading(course) for course in overview.courses)
-    bars = max(4, (width - _OTHER_COLUMNS) // 2)
+    labels = (course.site for course in overview.courses)
+    sites = tuple(SiteReading(one.name, one.kind, one.mode, 0, 0, (), one.normalizer, one.layer) for one in labels)
+    bars = bars_of(width, most=width)
     for stack in stacks(sites):
-        parts += _title(stack, width, t)
-        parts += _stack(stack, [overview.courses[place] for place in stack.places], bars, plain, t)
+        what = f"  {t('site.kind', kind=kind_of(stack.kind), mode=_mode(stack.mode))}"
+        parts.append(Text.assemble("\n", (_fit(clean(stack.pattern), width - cell_len(what)), "bold"), what))
+        parts.append(_stack(stack, [overview.courses[place] for place in stack.places], bars, plain, t))
     parts += [*_changes(overview, width, t), *_alarms(overview, t, language)]
     return Group(*parts)
 
 
-def bars_of(width: int) -> int:
+def bars_of(width: int, most: int = 60) -> int:
     """How many columns of a course have room."""
-    return min(60, max(4, (width - _OTHER_COLUMNS) // 2))
+    return min(most, max(4, (width - _OTHER_COLUMNS) // 2))
 
 
 def _headlines(overview: Overview, t: Say, language: str) -> Iterator[Text]:
@@ -98,17 +110,7 @@ def _as_text(text: str, known: Callable[[str], Message | str]) -> Message | str:
     return found if isinstance(found, Message) else text
 
 
-def _as_reading(course: Course) -> SiteReading:
-    site = course.site
-    return SiteReading(site.name, site.kind, site.mode, 0, 0, (), site.normalizer, site.layer)
-
-
-def _title(stack: Stack, width: int, t: Say) -> Iterator[Text]:
-    what = f"  {t('site.kind', kind=kind_of(stack.kind), mode=_mode(stack.mode))}"
-    yield Text.assemble("\n", (_fit(clean(stack.pattern), width - cell_len(what)), "bold"), what)
-
-
-def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool, t: Say) -> Iterator[RenderableType]:
+def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool, t: Say) -> Table:
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column(t(f"table.{stack.column}"), justify="right")
     for title in (t("show.entropy"), f" {t('show.logit')}"):
@@ -121,7 +123,7 @@ def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool, t: S
         drawn = [line.translate(_PLAIN) if plain else line for line in lines]
         now = _now(course.last_normalized_entropy, ".2f"), _now(course.last_max_logit, ".1f")
         grid.add_row(clean(label), drawn[0], now[0], f" {drawn[1]}", now[1])
-    yield grid
+    return grid
 
 
 def _now(value: float | None, digits: str) -> str:
@@ -179,17 +181,12 @@ def _alarms(overview: Overview, t: Say, language: str) -> Iterator[RenderableTyp
     for (severity, kind), group in by_kind(overview.alarms).items():
         ended = sum(alarm.ended is not None for alarm in group)
         gone = message("show.gone", n=ended) if ended else ""
-        name = message(f"alarm.{kind}.name") if kind in KINDS else kind
-        many = t("show.alarms", kind=name, alarms=message("count.alarms", n=len(group)), ended=gone)
+        many = t("show.alarms", kind=alarm_name(kind), alarms=message("count.alarms", n=len(group)), ended=gone)
         yield Text.assemble((t("as_is", said=severity_title(severity)), STYLES[level_of(severity)]), " ", many)
         standing_first = sorted(group, key=lambda alarm: alarm.ended is not None)
-        yield from (_indent(alarm_line(alarm, language), "dim") for alarm in standing_first[:MOST_ALARMS])
+        yield from (indent(alarm_line(alarm, language), "dim") for alarm in standing_first[:MOST_ALARMS])
         if len(group) > MOST_ALARMS:
-            yield _indent(t("show.more", n=len(group) - MOST_ALARMS), "dim")
-        yield _indent(t("as_is", said=advice(group[0])))
+            yield indent(t("show.more", n=len(group) - MOST_ALARMS), "dim")
+        yield indent(t("as_is", said=advice(group[0])))
     for one in overview.not_judged:
         yield Text(t("as_is", said=_as_text(one, note)) if language != "en" else clean(one), style="dim")
-
-
-def _indent(text: str, style: str = "") -> RenderableType:
-    return Padding(Text(clean(text), style=style), (0, 0, 0, 2))

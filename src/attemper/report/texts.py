@@ -132,15 +132,11 @@ def span(said: Any) -> Markup:
 @cache
 def texts(language: str) -> dict[str, Text]:
     """Key -> text of a language."""
-    found = _own(language)
+    found: dict[str, Text] = json.loads((Path(__file__).parent / "texts" / f"{language}.json").read_text("utf-8"))
     if language == "en":
         return {**_of_alarms(), **_of_statistics(), **found}
     named = [*(f"alarm.{name}" for name in KINDS), *(f"statistic.{name}" for name in SHOWN)]
     return found | {f"{one}.name": found[f"{one}.title"] for one in named}
-
-
-def _own(language: str) -> dict[str, Text]:
-    return json.loads((Path(__file__).parent / "texts" / f"{language}.json").read_text(encoding="utf-8"))
 
 
 def _of_alarms() -> dict[str, Text]:
@@ -178,16 +174,19 @@ def places(text: Text) -> set[str]:
     return {name for one in ([text] if isinstance(text, str) else text.values()) for name in _PLACE.findall(one)}
 
 
-def recognise(said: str, keys: Sequence[str]) -> Message | None:
-    """The message of ``keys`` that gives this English sentence; None if none does.
+def recognise(sentence: str, keys: Sequence[str]) -> Message | None:
+    """The message of ``keys`` that gives this English sentence; None if none does. What is ``said`` within one is of
+    them, too.
 
     Readings and stored runs hold sentences, and no figures beside them.
     """
     for key in keys:
         text = texts("en")[key]
         for one in [text] if isinstance(text, str) else text.values():
-            if found := _pattern(one).fullmatch(said):
-                values = found.groupdict()
+            found = _pattern(one).fullmatch(sentence)
+            values: dict[str, Any] = found.groupdict() if found else {}
+            values |= {name: recognise(value, keys) for name, value in values.items() if name == "said"}
+            if found and None not in values.values():
                 return Message(key, {name: _number(value) if name == "n" else value for name, value in values.items()})
     return None
 
@@ -216,6 +215,11 @@ def alarm_title(kind: str) -> Message | str:
     return message(f"alarm.{kind}.title") if kind in KINDS else clean(kind)
 
 
+def alarm_name(kind: str) -> Message | str:
+    """The word for a kind of alarm in a list; of one that this version does not know, its own."""
+    return message(f"alarm.{kind}.name") if kind in KINDS else kind
+
+
 def severity_title(severity: str) -> Message | str:
     """ "warning"; of a severity that this version does not know, its own word."""
     known = f"severity.{severity}"
@@ -234,11 +238,7 @@ def said(alarm: Alarm) -> Message | str:
     text = cut(clean(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
     if alarm.kind not in KINDS:
         return text
-    key = f"alarm.{alarm.kind}.message"
-    if whole := recognise(text, ["alarm.pace"]):
-        found = recognise(str(whole.values["said"]), [key])
-        return text if found is None else Message("alarm.pace", {**whole.values, "said": _group_thousands(found)})
-    found = recognise(text, [key])
+    found = recognise(text, ["alarm.pace", f"alarm.{alarm.kind}.message"])
     return text if found is None else _group_thousands(found)
 
 
@@ -271,7 +271,14 @@ _THOUSANDS = re.compile(r"\d{4,}\.\d+")
 
 def _group_thousands(found: Message) -> Message:
     """Numbers of 1,000 and more as a page has them everywhere: ``1,633``, where the message says 1633.4."""
-    values = {name: float(value) if _THOUSANDS.fullmatch(str(value)) else value for name, value in found.values.items()}
+
+    def grouped(value: Any) -> Any:
+        return _group_thousands(value) if isinstance(value, Message) else value
+
+    values = {
+        name: float(value) if _THOUSANDS.fullmatch(str(value)) else grouped(value)
+        for name, value in found.values.items()
+    }
     return Message(found.key, values)
 
 
@@ -301,7 +308,9 @@ EXTENTS = ("extent.only", "extent.all", "extent.some")
 """Of how many heads a note is."""
 REMARKS = ("remark.lost", "remark.unnumbered", "remark.thinned", "remark.shared")
 REASONS = tuple(key for key in texts("en") if key.startswith("reason."))
-"""Why a module was not measured; the last one adds to another what to do."""
+"""Why a module was not measured; the first one adds to another what to do."""
+WHYS = tuple(key for key in texts("en") if key.startswith("why."))
+"""Why nothing was measured in a run."""
 
 
 def note(text: str) -> Message | str:
@@ -328,18 +337,12 @@ def _inner_message(name: str, value: Any) -> Any:
 def reason(text: str) -> Message | str:
     """Why a module was not measured as a message, if it is a reason that attemper gives; others' words as they are."""
     text = cut(clean(text), LONGEST_MESSAGE)
-    return _with_tap(text) or recognise(text, REASONS[:-1]) or text
+    return recognise(text, REASONS) or text
 
 
 def why(text: str) -> Message | str:
     """Why nothing was measured in a run, as ``reason`` says it."""
-    return recognise(text, tuple(key for key in texts("en") if key.startswith("why."))) or reason(text)
-
-
-def _with_tap(text: str) -> Message | None:
-    whole = recognise(text, REASONS[-1:])
-    said = whole and recognise(str(whole.values["said"]), REASONS[:-1])
-    return whole and said and Message(whole.key, {"said": said})
+    return recognise(text, WHYS) or reason(text)
 
 
 def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str, dict[str, Text]]:
@@ -350,7 +353,8 @@ def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str,
             begins with that.
     """
     other = tuple(f"{one}." for one in ("live", "compared", "explained") if one != of)
-    used = {found.key for one in said for found in (one, *_inner(one)) if isinstance(found, Message)}
+    messages = [one for one in said if isinstance(one, Message)]
+    used = {one.key for whole in messages for one in (whole, *whole.values.values()) if isinstance(one, Message)}
     return {
         language: {
             key: text
@@ -367,10 +371,6 @@ def live_texts() -> dict[str, dict[str, Text]]:
         language: {key: text for key, text in texts(language).items() if key.startswith("live.")}
         for language in LANGUAGES
     }
-
-
-def _inner(said: Message | str) -> Iterable[Any]:
-    return said.values.values() if isinstance(said, Message) else ()
 
 
 def _join(parts: Sequence[str], language: str) -> str:

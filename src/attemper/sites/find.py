@@ -142,11 +142,7 @@ def projects(module: nn.Module) -> bool:
 
 def used_names(kind: type) -> set[str]:
     """Names of globals, attributes and methods that a module's forward uses, with its own methods that it calls."""
-    methods: dict[str, FunctionType] = {}
-    for base in reversed(kind.__mro__):
-        if not base.__module__.startswith(("torch.", "builtins")):
-            methods |= {name: value for name, value in vars(base).items() if isinstance(value, FunctionType)}
-    names, waiting = set[str](), ["forward"]
+    methods, names, waiting = _own_methods(kind), set[str](), ["forward"]
     while waiting:
         function = methods.pop(waiting.pop(), None)
         if function is not None:
@@ -154,6 +150,14 @@ def used_names(kind: type) -> set[str]:
             names |= new
             waiting += [name for name in new if name in methods]
     return names
+
+
+def _own_methods(kind: type) -> dict[str, FunctionType]:
+    """Methods of a class that are neither torch's nor Python's."""
+    methods = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    return {
+        name: value for name, value in methods.items() if isinstance(value, FunctionType) and not _is_foreign(value)
+    }
 
 
 def _callable_parts(module: nn.Module) -> Iterator[type]:
@@ -165,12 +169,7 @@ def _callable_parts(module: nn.Module) -> Iterator[type]:
 
 @lru_cache(maxsize=4096)
 def _of_class(kind: type) -> Way | None:
-    functions = {}
-    for base in reversed(kind.__mro__):
-        if base is object or base is nn.Module:
-            continue
-        functions |= {name: value for name, value in vars(base).items() if isinstance(value, FunctionType)}
-    own = {name: function for name, function in functions.items() if not _is_foreign(function)}
+    own = _own_methods(kind)
     name = "forward" if "forward" in own else "__call__"
     for base in kind.__mro__:
         start = vars(base).get(name)

@@ -3,6 +3,9 @@
 Two tensors hold the same queries if they are the same memory, or copies of the same memory: in another type or layout,
 or times a factor that all features share. Memory is known by weak references to storages, so no tensor is kept alive,
 and no address is mistaken for another's after it was freed.
+
+It also tells what becomes of the outputs of attention, up to the next layer: two that are subtracted are no map for
+each head.
 """
 
 from __future__ import annotations
@@ -17,16 +20,21 @@ from typing import Any
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from attemper.sites.lineage import Lineage, memory_of
 from attemper.sites.tensor_axes import (
+    LAYERS,
     MATRIX_PRODUCTS,
     PRODUCTS,
     RESHAPES,
     FunctionCall,
     Notes,
     functions,
+    is_weight,
     product,
 )
+
+FACTOR = "its softmaxes are multiplied with each other (landmarks): none of them alone is attention over tokens"
+DIFFERENCE = "what its softmaxes give is subtracted (differential attention): weights of a head are no distribution"
+_SUBTRACTIONS = functions("sub", "__sub__", "__rsub__", "rsub", "subtract", "sub_", "subtract_", "__isub__")
 
 _COPIES = RESHAPES | {
     *functions("clone", "clamp", "repeat_interleave"),
@@ -48,6 +56,32 @@ class Place:
 
 
 Places = frozenset[Place]
+
+
+class Lineage:
+    """Which memory of a forward pass is made of outputs of attention, and of which modules."""
+
+    def __init__(self) -> None:
+        self._made: dict[StorageWeakRef | None, frozenset[nn.Module]] = {}
+
+    def mark(self, output: Any, module: nn.Module) -> None:
+        """Notes what an attention of ``module`` gave."""
+        self._made[_memory_of(output)] = frozenset((module,))
+        self._made.pop(None, None)
+
+    def follow(self, call: FunctionCall) -> frozenset[nn.Module]:
+        """Notes what a function has made of outputs. Returns the modules whose outputs it subtracts."""
+        given = [part for part in call.tensors() if part.is_floating_point()] if self._made else []
+        made = [self._made.get(_memory_of(part), frozenset[nn.Module]()) for part in given]
+        found = product(call) if any(made) else None
+        if not any(made) or call.func in LAYERS or (found and any(map(is_weight, found.operands))):
+            return frozenset()
+        every = frozenset[nn.Module]().union(*made)
+        for part in call.result if isinstance(call.result, (tuple, list)) else (call.result,):
+            self._made.setdefault(_memory_of(part), every)
+        self._made.pop(None, None)
+        alike = len(given) == 2 and given[0].shape == given[1].shape and all(made)
+        return every if alike and call.func in _SUBTRACTIONS else frozenset()
 
 
 class Origins:
@@ -133,8 +167,16 @@ def places(given: Iterable[Any]) -> Places:
     return frozenset(found for part in parts if (found := place(part)) is not None)
 
 
+def _memory_of(tensor: Any) -> StorageWeakRef | None:
+    """The memory of a tensor, of a DTensor what this process holds; None where it is not known."""
+    try:
+        return StorageWeakRef(getattr(tensor, "_local_tensor", tensor).untyped_storage())
+    except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, inside torch.func, or without memory
+        return None
+
+
 def _memory(tensor: Tensor) -> Place | None:
-    memory, part = memory_of(tensor), getattr(tensor, "_local_tensor", tensor)
+    memory, part = _memory_of(tensor), getattr(tensor, "_local_tensor", tensor)
     return None if memory is None else Place(memory, int(part.storage_offset()) * part.element_size())
 
 

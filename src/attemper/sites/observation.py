@@ -255,7 +255,7 @@ def _see(observer: Observer, site: nn.Module | None, call: AttentionCall) -> Non
     observer.see(observer.running() if site is None else site, call)
 
 
-_HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads")
+HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads")
 
 
 def heads_of(module: nn.Module) -> int:
@@ -269,7 +269,7 @@ def stated_heads(module: nn.Module) -> int | None:
 
 
 def _count(holder: object) -> int | None:
-    for name in _HEAD_COUNTS:
+    for name in HEAD_COUNTS:
         heads = getattr(holder, name, None)
         if isinstance(heads, int) and heads > 0:
             return heads

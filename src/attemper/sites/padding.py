@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -162,6 +163,43 @@ class CallContext:
         """The innermost module that is running."""
         return self.running[-1]
 
+    def enter_module(self, names: list[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward of a module that may attend, whose parameters have these ``names``."""
+        self.forwards[module] = self.forwards.get(module, 0) + 1
+        self.others.pop(module, None)
+        self.masks.pop(module, None)
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        mask = arguments.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 4:
+            self.masks[module] = mask
+        given = _other_sequence(arguments)
+        if given is not None:
+            self.others[module] = given
+        self.running.append(module)
+
+    def leave_module(self, module: nn.Module, *_: Any) -> None:
+        """After it."""
+        self.masks.pop(module, None)
+        if self.running:
+            self.running.pop()
+
+    def enter_model(self, names: list[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward of a model whose masks count."""
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        own, encoder = (_token_mask(arguments.get(name)) for name in ("attention_mask", "encoder_attention_mask"))
+        unclear = own is not None and _may_mean_either(module, arguments.get("attention_mask"))
+        if own is not None and unclear:
+            own = own | ~own.any()  # no batch is all padding
+        for padding in map(arguments.get, _PADDING.get(own_class(module), ())):
+            own = ~hides(padding) if _token_mask(padding) is not None else own
+        past = _past((kwargs.get("cache"), *args, *kwargs.values()))
+        self.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=_token_ids(module, arguments)))
+
+    def leave_model(self, *_: Any) -> None:
+        """After it."""
+        if self.stack:
+            self.stack.pop()
+
     def leave(self) -> None:
         """Back to outside of every module, where a pass ended within."""
         self.stack.clear()
@@ -206,7 +244,7 @@ def tracking(
         begun: the arguments of a forward of ``model`` that has begun already.
     """
     counted = {id(module) for module in (models or [model])}
-    leaving, leaving_model = context.guard(_leave_module(context)), context.guard(_leave_model(context))
+    leaving, leaving_model = context.guard(context.leave_module), context.guard(context.leave_model)
     with ExitStack() as hooks:
         for module in model.modules():
             if begun is not None and module is model:
@@ -214,22 +252,18 @@ def tracking(
             if is_script(module) or (not _may_attend(module) and id(module) not in counted):
                 continue
             names = _parameters(module)
-            before = context.guard(_enter_module(context, names))
-            handle = module.register_forward_pre_hook(before, with_kwargs=True)
-            hooks.callback(handle.remove)
-            after = module.register_forward_hook(leaving, always_call=True)
-            hooks.callback(after.remove)
+            pairs = [(context.enter_module, leaving)]
             if id(module) in counted or isinstance(module, _LAYERS):
-                entering = context.guard(_enter_model(context, names))
-                before = module.register_forward_pre_hook(entering, with_kwargs=True)
-                after = module.register_forward_hook(leaving_model, always_call=True)
-                hooks.callback(before.remove)
-                hooks.callback(after.remove)
+                pairs.append((context.enter_model, leaving_model))
+            for entering, after in pairs:
+                before = context.guard(partial(entering, names))
+                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(after, always_call=True).remove)
         if begun is not None:
             names = _parameters(model)
-            _enter_module(context, names)(model, *begun)
+            context.enter_module(names, model, *begun)
             if id(model) in counted:
-                _enter_model(context, names)(model, *begun)
+                context.enter_model(names, model, *begun)
         yield context
 
 
@@ -239,10 +273,11 @@ def enter_compiled(context: CallContext, model: nn.Module, args: tuple[Any, ...]
     The two sides of an encoder-decoder have a mask each, and its call does not say which queries belong to which.
     """
     context.reset()
-    _enter_model(context, _parameters(model))(model, args, kwargs)
+    names = _parameters(model)
+    context.enter_model(names, model, args, kwargs)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        names = ("attention_mask", "decoder_attention_mask")
-        masks = [_token_mask(_argument(_parameters(model), args, kwargs, name)) for name in names]
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        masks = [_token_mask(arguments.get(name)) for name in ("attention_mask", "decoder_attention_mask")]
         sides = [mask.flatten() for mask in masks if mask is not None]
         context.stack[-1] = replace(context.stack[-1], own=torch.cat(sides)[None] if sides else None, sided=True)
 
@@ -270,31 +305,6 @@ def _may_attend(module: nn.Module) -> bool:
     return not kind.__module__.startswith("torch.nn.modules.") or isinstance(module, (nn.MultiheadAttention, *_LAYERS))
 
 
-def _argument(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """An argument of a call, by keyword or by place."""
-    if name in kwargs:
-        return kwargs[name]
-    place = names.index(name) if name in names else len(args)
-    return args[place] if place < len(args) else None
-
-
-def _enter_module(context: CallContext, names: list[str]) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        context.forwards[module] = context.forwards.get(module, 0) + 1
-        context.others.pop(module, None)
-        context.masks.pop(module, None)
-        arguments = dict(zip(names, args, strict=False)) | kwargs
-        mask = arguments.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.dim() == 4:
-            context.masks[module] = mask
-        given = _other_sequence(arguments)
-        if given is not None:
-            context.others[module] = given
-        context.running.append(module)
-
-    return hook
-
-
 def _other_sequence(arguments: dict[str, Any]) -> OtherSequence | None:
     """The other sequence among a module's arguments: by its name, or else any that is shorter than the first."""
     sequences = {name: part for name, part in arguments.items() if _tokens(part)}
@@ -317,24 +327,6 @@ def _tokens(sequence: Any) -> int:
     return sequence.shape[-2 if sequence.is_floating_point() else -1]
 
 
-def _enter_model(context: CallContext, names: list[str]) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        own, encoder = (
-            _token_mask(_argument(names, args, kwargs, name)) for name in ("attention_mask", "encoder_attention_mask")
-        )
-        unclear = own is not None and _may_mean_either(module, _argument(names, args, kwargs, "attention_mask"))
-        if own is not None and unclear:
-            own = own | ~own.any()  # no batch is all padding
-        for name in _PADDING.get(own_class(module), ()):
-            padding = _argument(names, args, kwargs, name)
-            own = ~hides(padding) if _token_mask(padding) is not None else own
-        past = _past((kwargs.get("cache"), *args, *kwargs.values()))
-        ids = _token_ids(module, dict(zip(names, args, strict=False)) | kwargs)
-        context.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=ids))
-
-    return hook
-
-
 def _token_ids(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor] | None:
     """Arguments that are token ids, [B, tokens]: by their names in transformers, any whole numbers elsewhere."""
     if isinstance(module, _LAYERS):
@@ -346,23 +338,6 @@ def _token_ids(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor
     if library is None or not isinstance(module, library.PreTrainedModel):
         return named or found
     return named if named or arguments.get("inputs_embeds") is not None else None
-
-
-def _leave_model(context: CallContext) -> Any:
-    def hook(*_: Any) -> None:
-        if context.stack:
-            context.stack.pop()
-
-    return hook
-
-
-def _leave_module(context: CallContext) -> Any:
-    def hook(module: nn.Module, *_: Any) -> None:
-        context.masks.pop(module, None)
-        if context.running:
-            context.running.pop()
-
-    return hook
 
 
 def _past(arguments: Iterable[Any]) -> int | Tensor | None:

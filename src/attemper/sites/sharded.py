@@ -82,12 +82,9 @@ def heads_like(query: Any, values: Tensor) -> Tensor:
     """Values [1, H or 1, 1] of the heads here as a DTensor that can be computed with ``query``."""
     package: Any = sys.modules["torch.distributed.tensor"]
     shard, whole = package.Shard(HEADS), package.Replicate()
-    placements = [shard if one and values.shape[HEADS] > 1 else whole for one in map(_splits_heads, query.placements)]
+    split = [values.shape[HEADS] > 1 and one.is_shard() and one.dim == HEADS for one in query.placements]
+    placements = [shard if one else whole for one in split]
     return package.DTensor.from_local(values, query.device_mesh, placements, run_check=False)
-
-
-def _splits_heads(placement: Any) -> bool:
-    return placement.is_shard() and placement.dim == HEADS
 
 
 def local_places(tensor: Any, dimension: int) -> Tensor:

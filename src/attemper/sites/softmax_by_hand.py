@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.call.options import Options
-from attemper.sites.identity import Origins, Places
-from attemper.sites.lineage import FACTOR
+from attemper.sites.identity import FACTOR, Origins, Places
 from attemper.sites.observation import AttentionCall, UnsupportedCallError, four_dimensional, heads_of
 from attemper.sites.tensor_axes import (
     PRODUCTS,
@@ -189,7 +188,8 @@ class ByHand:
         factor = any(other.softmax.over_features is None for other in others)
         changed = FACTOR if factor else None if softmax.learned else known.reason
         reason = softmax.over_features or changed or self._refusal(weights, known, found, place)
-        if reason is None and (_version(weights) != known.version or _is_changed(softmax)):
+        changed_scores = softmax.scores is None or _version(softmax.scores) != softmax.version
+        if reason is None and (_version(weights) != known.version or softmax.overwritten or changed_scores):
             reason = OVERWRITTEN
         softmax.scores = None
         if reason is not None:
@@ -261,7 +261,8 @@ def _views(call: FunctionCall, known: _Weights) -> Iterator[tuple[Tensor, _Weigh
     results = [call.result] if isinstance(call.result, Tensor) else list(call.result)
     marks = marked_axes(call, frozenset((known.key,)))
     for part, marked in zip(results, marks, strict=True):
-        key = _only(marked) if first.shape[known.key] > 1 else _length_one(first, part, known.key)
+        only = next(iter(marked)) if len(marked) == 1 else None
+        key = only if first.shape[known.key] > 1 else _length_one(first, part, known.key)
         whole = part.numel() == first.numel() and key is not None and part.shape[key] == first.shape[known.key]
         if known.reason is not None or not whole:
             reason = known.reason or CHANGED.format(_name(call.func))
@@ -284,14 +285,6 @@ def _name(func: Any) -> str:
 
 def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
-
-
-def _is_changed(softmax: _Softmax) -> bool:
-    return softmax.overwritten or softmax.scores is None or _version(softmax.scores) != softmax.version
-
-
-def _only(marked: frozenset[int]) -> int | None:
-    return next(iter(marked)) if len(marked) == 1 else None
 
 
 def _length_one(before: Tensor, after: Tensor, key: int) -> int | None:

@@ -199,7 +199,8 @@ def _axes_of_views(
     """Marked axes are those that move in memory: every view keeps that, whatever its arguments mean."""
     shadow = torch.empty_strided(shape, [int(axis in marked) for axis in range(len(shape))], device="meta")
     views = func(shadow, *rest, **dict(options))
-    return [_moving(view) for view in ([views] if isinstance(views, Tensor) else views)]
+    each = [views] if isinstance(views, Tensor) else views
+    return [frozenset(axis for axis in range(one.dim()) if one.stride(axis) and one.shape[axis] > 1) for one in each]
 
 
 _known_axes_of_views = lru_cache(maxsize=1024)(_axes_of_views)
@@ -209,10 +210,6 @@ def _is_basic(index: Any) -> bool:
     """Whether an index gives a view, not a copy."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or isinstance(part, slice) or type(part) is int for part in parts)
-
-
-def _moving(view: Tensor) -> Axes:
-    return frozenset(axis for axis in range(view.dim()) if view.stride(axis) and view.shape[axis] > 1)
 
 
 @lru_cache(maxsize=1024)
@@ -291,15 +288,12 @@ def _einsum(args: tuple[Any, ...]) -> Product | None:
     inputs, arrow, out = equation.replace(" ", "").partition("->")
     names = tuple(_subscripts(part, operand.dim()) for part, operand in zip(inputs.split(","), operands, strict=True))
     if arrow:
-        left = _subscripts(out, max(_count(name) for name in names) + len(out.replace("...", "")))
+        ellipses = (sum(name.startswith(".") for name in part) for part in names)
+        left = _subscripts(out, max(ellipses) + len(out.replace("...", "")))
     else:
         every = [letter for part in names for letter in part]
         left = tuple(sorted(letter for letter in set(every) if every.count(letter) == 1 or letter.startswith(".")))
     return Product(operands, names, left)
-
-
-def _count(names: tuple[str, ...]) -> int:
-    return sum(name.startswith(".") for name in names)
 
 
 def _subscripts(part: str, dimensions: int) -> tuple[str, ...]:

@@ -34,8 +34,7 @@ from attemper.sites.act import (
     temperature_of,
     temperatures,
 )
-from attemper.sites.identity import Origins, following
-from attemper.sites.lineage import DIFFERENCE
+from attemper.sites.identity import DIFFERENCE, Origins, following
 from attemper.sites.observation import (
     AttentionCall,
     Reader,
@@ -107,7 +106,7 @@ class AttentionMode(TorchFunctionMode):
         given = _by_name(names, args, kwargs)
         with torch._C.DisableTorchFunction(), torch.no_grad():
             value, output = _value_and_output(func, given, result)
-            report(_of_tokens(_readable(reader), self._axes), (), given, value=value, output=output)
+            report(_readable(reader, self._axes), (), given, value=value, output=output)
 
     def _follow(self, call: FunctionCall) -> None:
         """Reports a softmax by hand where its weights meet values, and modules whose calls are no map for each head."""
@@ -147,26 +146,19 @@ def _by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, An
     return dict(zip(names, args, strict=False)) | kwargs
 
 
-def _of_tokens(reader: Reader, axes: FeatureAxes) -> Reader:
-    """The reader, for keys that are tokens: XCiT gives channels to the same function."""
+def _readable(reader: Reader, axes: FeatureAxes) -> Reader:
+    """The reader, for keys that are tokens: XCiT gives channels to the same function. Where it cannot read arguments
+    that torch accepted, the site is skipped.
+    """
 
     def read(module: nn.Module, **given: Any) -> AttentionCall:
         if any(part.dim() - 2 in axes.of(part).axes for part in (given["key"], given["value"])):
             raise UnsupportedCallError(module, softmax_by_hand.CHANNELS)
-        return reader(module, **given)
-
-    return read
-
-
-def _readable(reader: Reader) -> Reader:
-    """The reader; where it cannot read arguments that torch accepted, the site is skipped."""
-
-    def read(module: nn.Module, **given: Any) -> AttentionCall:
         try:
             return reader(module, **given)
+        except UnsupportedCallError:
+            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if isinstance(error, UnsupportedCallError):
-                raise
             raise UnsupportedCallError(module, f"its arguments could not be read ({error})") from error
 
     return read

@@ -47,12 +47,9 @@ from attemper.sites.observation import (
 from attemper.sites.tap import tap_call
 from attemper.sites.transformers_arguments import (
     OPTIONS,
-    as_eager,
-    is_known,
+    can_read,
     reader_of,
     registry_call,
-    runs_torch_functions,
-    unknown_keywords,
 )
 
 NAME = "attemper"
@@ -215,14 +212,9 @@ def _with_even_rows(output: Tensor, call: AttentionCall, value: Tensor) -> Tenso
     return torch.where(even, mean.repeat_interleave(output.shape[1] // mean.shape[1], 1), output)
 
 
-Wrap = Callable[[Callable[..., Any], str, Callable[..., Any]], Callable[..., Any]]
-"""(function, name of the implementation, the model's eager function) -> what the model calls."""
-
 _REPORTING, _ACTING = 0, 1
-_wraps: list[Wrap | None] = [None, None]
-"""The wraps of the look-up, innermost first; None where nobody needs one."""
 _needs = [0, 0]
-"""How many need each wrap."""
+"""How many need each wrap of the look-up, innermost first."""
 _lock = threading.RLock()  # a model may be collected, and release its wrap, while its thread holds the lock
 _original: list[Callable[..., Any]] = []
 
@@ -235,7 +227,6 @@ def _wrap_lookup(place: int) -> None:
 
             _original.append(AttentionInterface.get_interface)
             AttentionInterface.get_interface = _with_wraps(_original[0])
-        _wraps[place] = (_reporting, _acting)[place]
         _needs[place] += 1
 
 
@@ -243,8 +234,6 @@ def _unwrap_lookup(place: int) -> None:
     """Ends one ``_wrap_lookup``."""
     with _lock:
         _needs[place] -= 1
-        if not _needs[place]:
-            _wraps[place] = None
         if _original and not any(_needs):
             interface: Any = sys.modules["transformers"].AttentionInterface
             interface.get_interface = _original.pop()
@@ -254,9 +243,8 @@ def _with_wraps(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, implementation, default)
-        for wrap in _wraps:
-            if wrap is not None:
-                function = wrap(function, implementation, default)
+        for needed, wrap in zip(_needs, (_reporting, _acting), strict=True):
+            function = wrap(function, implementation, default) if needed else function
         return function
 
     return get_interface
@@ -268,7 +256,7 @@ def reading(model: nn.Module) -> Iterator[None]:
 
     A thread without observers gets what it always got. Nothing happens where ``model`` holds no transformers model.
     """
-    if next(_pretrained_models(model), None) is None:  # the first is enough: the outermost, as a rule
+    if not pretrained_models(model):
         yield
         return
     _wrap_lookup(_REPORTING)
@@ -282,7 +270,7 @@ def _reporting(function: Callable[..., Any], implementation: str, default: Calla
     if implementation == NAME or torch.compiler.is_compiling() or not current():
         return function
     try:
-        return _Reporting(function, as_eager if function is default else reader_of(function, implementation))
+        return _Reporting(function, reader_of(function, implementation, default))
     except Exception as error:  # whatever it is, it must not end a training run
         for observer in current():
             observer.fail(error)
@@ -293,8 +281,8 @@ class _Reporting:
     """A registry function whose calls are reported. It runs as it would; under a scan our kernel takes its place where
     the call is read.
 
-    With a keyword that is not known here it reports nothing: the softmax by hand or the SDPA call inside is read then.
-    So is what a function of somebody else's calls inside; where that is nothing known, the call is skipped.
+    With a keyword that is not known here the softmax by hand or the SDPA call inside is read. So is what a function of
+    somebody else's calls inside; where that is nothing known, the call is skipped.
     """
 
     def __init__(self, function: Callable[..., Any], reader: Reader) -> None:
@@ -302,9 +290,7 @@ class _Reporting:
 
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         given = _arguments(args, kwargs)
-        if unknown_keywords(given) and runs_torch_functions(self.reader):
-            return self.function(module, query, key, value, *args, **kwargs)
-        if not is_known(self.reader):
+        if not can_read(self.reader, given):
             seen = [observer.context.reports for observer in current()]
             result = self.function(module, query, key, value, *args, **kwargs)
             if seen == [observer.context.reports for observer in current()]:
@@ -384,13 +370,11 @@ class _RegistryCall(ModelCall):
     kwargs: dict[str, Any]
 
     def read(self, query: Tensor) -> AttentionCall:
-        reader = registry_call if self.implementation == NAME else self._reader()
-        return reader(self.module, query=query, key=self.key, **_arguments(self.args, self.kwargs))
-
-    def _reader(self) -> Reader:
         # An observer's function may stand around the one that the model calls.
         own = getattr(self.function, "function", self.function)
-        return as_eager if own is self.default else reader_of(own, self.implementation)
+        is_ours = self.implementation == NAME
+        reader = registry_call if is_ours else reader_of(own, self.implementation, self.default)
+        return reader(self.module, query=query, key=self.key, **_arguments(self.args, self.kwargs))
 
     def run(self, query: Tensor) -> Any:
         return self.function(self.module, query, self.key, self.value, *self.args, **self.kwargs)
@@ -417,13 +401,8 @@ def _acting(function: Callable[..., Any], implementation: str, default: Callable
 
 def pretrained_models(model: nn.Module) -> list[nn.Module]:
     """The transformers models inside ``model``; none where transformers is not even imported."""
-    return list(_pretrained_models(model))
-
-
-def _pretrained_models(model: nn.Module) -> Iterator[nn.Module]:
     library = sys.modules.get("transformers.modeling_utils")
-    if library is not None:
-        yield from (part for part in model.modules() if isinstance(part, library.PreTrainedModel))
+    return [] if library is None else [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
 
 
 def outside_registry(model: nn.Module) -> dict[str, str]:

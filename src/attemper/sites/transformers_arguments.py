@@ -32,21 +32,19 @@ _FLASH = frozenset(("scaling", "is_causal", "sliding_window", "softcap", "s_aux"
 """Keywords that flash's convention gives a meaning."""
 
 
-def reader_of(function: Callable[..., Any], implementation: str) -> Reader:
-    """How a registry function reads its arguments: known of transformers' own functions, whatever their name there.
+def reader_of(function: Callable[..., Any], implementation: str, eager: Any = None) -> Reader:
+    """How a registry function reads its arguments: known of transformers' own functions, whatever their name there,
+    and of the model's ``eager`` one.
 
     A kernel of the Hub runs under its own name through the flash function. Of a function that was registered by
     others its name says nothing.
     """
-    for home, name, reader in (
-        ("sdpa_attention", "sdpa_attention_forward", _as_sdpa),
-        ("flash_attention", "flash_attention_forward", _as_flash),
-        ("flex_attention", "flex_attention_forward", _as_flex),
-    ):
-        known = getattr(sys.modules.get(f"transformers.integrations.{home}"), name, None)
-        if function is known:
+    if function is eager:
+        return as_eager
+    for kind, reader in ("sdpa", _as_sdpa), ("flash", _as_flash), ("flex", _as_flex):
+        home = sys.modules.get(f"transformers.integrations.{kind}_attention")
+        if function is getattr(home, f"{kind}_attention_forward", None):
             return reader
-
     return partial(_unknown, implementation)
 
 
@@ -54,9 +52,10 @@ def _unknown(implementation: str, module: nn.Module, *_: Any, **__: Any) -> Atte
     raise UnsupportedCallError(module, f"how {implementation!r} masks is not known here; put attemper.tap beside it")
 
 
-def is_known(reader: Reader) -> bool:
-    """Whether a reader knows how its function reads arguments."""
-    return getattr(reader, "func", None) is not _unknown
+def can_read(reader: Reader, given: Mapping[str, Any]) -> bool:
+    """Whether a reader knows what these arguments mean to its function, or nothing inside of that could tell."""
+    by_functions = reader in (as_eager, _as_sdpa)  # whose softmax or call of SDPA can be read
+    return getattr(reader, "func", None) is not _unknown and not (by_functions and _unknown_keywords(given))
 
 
 def as_eager(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
@@ -72,11 +71,6 @@ def as_eager(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: 
     if given.get("s_aux") is None and getattr(module, "sinks", None) is not None:
         given["s_aux"] = module.sinks
     return registry_call(module, *as_autocast_rounds(query, key), mask, eager=True, **given)
-
-
-def runs_torch_functions(reader: Reader) -> bool:
-    """Whether this is the convention of a function that softmaxes by hand or calls SDPA, where its call can be read."""
-    return reader in (as_eager, _as_sdpa)
 
 
 def _as_sdpa(module: nn.Module, query: Tensor, key: Tensor, mask: Any, **given: Any) -> AttentionCall:
@@ -187,14 +181,14 @@ def _sdpa_takes(mask: Tensor, query: Tensor) -> bool:
     return mask.dtype in (torch.bool, torch.float32, query.dtype) or torch.is_autocast_enabled(query.device.type)
 
 
-def unknown_keywords(given: Mapping[str, Any]) -> list[str]:
+def _unknown_keywords(given: Mapping[str, Any]) -> list[str]:
     """Keywords of a registry call that might mean masking."""
     known = WITHOUT_EFFECT.union(OPTIONS, ("mask",))
     return sorted(name for name, value in given.items() if value is not None and name not in known)
 
 
 def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
-    unknown = unknown_keywords(others)
+    unknown = _unknown_keywords(others)
     if unknown:
         raise UnsupportedCallError(
             module, f"its attention is called with {', '.join(unknown)}=, which is not known here"

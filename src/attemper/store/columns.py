@@ -38,7 +38,8 @@ def columns(ranks: Ranks, statistic: str, key: SiteKey, most: int) -> Columns:
         (values,) = ranks.values(statistic, [key], steps)
         blocks = pyramid.blocks(values[:, None])
     many = max(1, -(-len(steps) // most))
-    blocks = pyramid.join(_pad(blocks, -len(blocks) % many), many)
+    more = pyramid.empty_blocks(-len(blocks) % many, blocks.shape[-1])
+    blocks = pyramid.join(np.concatenate([blocks, more]), many)
     parts = (blocks[:, part] for part in (pyramid.LEAST, pyramid.MEAN, pyramid.LARGEST))
     return Columns(steps[::many], *parts)
 
@@ -92,7 +93,3 @@ def _stretches(wanted: Array) -> Iterator[tuple[int, int]]:
     """First and end of every stretch of True."""
     edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-
-
-def _pad(blocks: Array, more: int) -> Array:
-    return np.concatenate([blocks, pyramid.empty_blocks(more, blocks.shape[-1])])

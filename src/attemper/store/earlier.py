@@ -49,31 +49,32 @@ class Earlier:
         if any(self.heads.get((site.name, site.kind), site.heads) != site.heads for site in sites):
             return False
         seen = {_module(site.name) for site in sites}
-        gone = [name for name, _ in self.heads if _module(name) not in seen and name not in modules]
-        gone = [name for name in gone if _module(name) not in modules]
-        return not gone and (self.known is None or seen <= self.known)
+        gone = (name for name, _ in self.heads if _module(name) not in seen and name not in modules)
+        return all(_module(name) in modules for name in gone) and (self.known is None or seen <= self.known)
 
-    def means(self, sites: Sequence[SiteLabel]) -> list[str]:
+    def _means(self, sites: Sequence[SiteLabel]) -> list[str]:
         """Sites that were the mean over the calls of a module, each of which is a site now."""
         calls = {(name, kind) for name, kind, _ in apart(sites)}
         return [name for name, kind in self.heads if (name, kind) in calls and (f"{name}#2", kind) not in self.heads]
 
-    def means_warning(self, folder: str, names: Sequence[str], step: int) -> str:
-        """What to say of ``means``."""
+    def difference(self, model: str, sites: Sequence[SiteLabel], modules: Container[str], step: int) -> str | None:
+        """What to say of it behind the name of its folder, where it was a run of another model, or where sites of it
+        were means; else None. Arguments are those of ``is_of``, and the step of the sample.
+        """
+        if not self.is_of(model, sites, modules):
+            now, before = _description(model, [one.heads for one in sites]), self.heads.values()
+            return (
+                f" holds a run of another model: {_description(self.model, before)}, up to step {self.last_step}. This "
+                f"one is of {now}. Both are kept in its file, but of the earlier one only steps below {step} are "
+                "shown. Give each run a folder of its own, as in attemper.watch(model, store='runs/b')."
+            )
+        if not (names := self._means(sites)):
+            return None
         more = f" (and {count(len(names) - 1, 'more site')})" if len(names) > 1 else ""
         return (
-            f"attemper: {clean_name(folder)}: up to step {self.last_step} {clean_name(names[0])}{more} is the mean "
-            f"over all calls of its module. From step {step} on it is the first call, the others are sites of their "
-            "own (#2, ...), and alarms take it for a new site."
-        )
-
-    def warning(self, folder: str, model: str, sites: Sequence[SiteLabel], step: int) -> str:
-        """What to say where it was a run of another model."""
-        before, now = _description(self.model, self.heads.values()), _description(model, [one.heads for one in sites])
-        return (
-            f"attemper: {clean_name(folder)} holds a run of another model: {before}, up to step {self.last_step}. This "
-            f"one is of {now}. Both are kept in its file, but of the earlier one only steps below {step} are shown. "
-            f"Give each run a folder of its own, as in attemper.watch(model, store='runs/b')."
+            f": up to step {self.last_step} {clean_name(names[0])}{more} is the mean over all calls of its module. "
+            f"From step {step} on it is the first call, the others are sites of their own (#2, ...), and alarms take "
+            "it for a new site."
         )
 
 

@@ -181,13 +181,9 @@ class Fragment:
             except BaseException:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
-                self._forget()
+                for name in ("_statistics", "_sites", "_layouts"):  # numbers of rows that may not have been kept
+                    self.__dict__.pop(name, None)
                 raise
-
-    def _forget(self) -> None:
-        """Numbers of rows that were looked up may be of rows that were not kept."""
-        for name in ("_statistics", "_sites", "_layouts"):
-            self.__dict__.pop(name, None)
 
     def _segment_of(self, sample: Sample) -> int:
         """The segment that a sample belongs to: a new one where steps go backwards."""
@@ -234,7 +230,8 @@ class Fragment:
 
     def _statistic(self, name: str) -> int:
         if name not in self._statistics:
-            self._statistics[name] = self._insert("statistic (name, unit, exact)", astuple(_quantity(name)))
+            quantity = QUANTITIES.get(name) or Quantity(name, "", exact=name.endswith(REST))
+            self._statistics[name] = self._insert("statistic (name, unit, exact)", astuple(quantity))
         return self._statistics[name]
 
     def _site(self, label: SiteLabel) -> int:
@@ -299,10 +296,6 @@ class Fragment:
     def _pragma(self, name: str) -> int:
         with self.lock:
             return self.connection.execute(f"PRAGMA {name}").fetchone()[0]
-
-
-def _quantity(name: str) -> Quantity:
-    return QUANTITIES.get(name) or Quantity(name, "", exact=name.endswith(REST))
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, Reading, SiteReading, Skipped
+from attemper.readings.reading import FEWEST_KEYS, HeadReading, Reading, SiteReading, Skipped
 from attemper.readings.sample import QUANTITIES, Sample, SiteLabel
+from attemper.text import date_of
 
 _FIELDS = tuple(part.name for part in fields(HeadReading) if part.name in QUANTITIES)
 _NONE_STORED: dict[str, Any] = {"normalized_entropy_histogram": (), "by_visible_keys": ()}
 """Histograms and curves of a head: no history keeps them."""
 
 
-def reading(
-    sample: Sample, about: Mapping[str, Any], skipped: Iterable[Skipped] = (), alarms: Iterable[Alarm] = ()
-) -> Reading:
+def reading(sample: Sample, about: Mapping[str, Any], skipped: Iterable[Skipped] = ()) -> Reading:
     """What a watch showed at this step, as far as it was stored; a number that was not is None."""
     return Reading(
         model=str(about.get("model", "")),
@@ -27,10 +25,9 @@ def reading(
         backend=str(about.get("backend", "")),
         sites=tuple(_site(sample, label) for label in sample.sites),
         skipped=tuple(skipped),
-        alarms=tuple(alarms),
         sampled_rows=about.get("rows"),
         fewest_keys=about.get("fewest_keys", FEWEST_KEYS),
-        date=datetime.fromtimestamp(sample.time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        date=date_of(sample.time),
         dtype=about.get("dtype"),
         revision=about.get("revision"),
         versions=about.get("versions"),

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from attemper.readings.history import History, Trend, block_means, is_telling, mean, trend
-from attemper.readings.judge import Judge
-from attemper.readings.reading import Alarm, number
+from attemper.readings.reading import Alarm, number, untrained_note
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.statistics import SHOWN
 from attemper.store.columns import columns
 from attemper.store.run import Coverage, Run
 from attemper.store.series import Lost, Segment
 from attemper.store.verdict import why_unmeasured
-from attemper.text import count
+from attemper.text import date_of
 
 SCHEMA = 1
 SHARPNESS, SIZE = "normalized_entropy", "max_logit"
@@ -106,14 +104,14 @@ class Overview:
         return {
             "schema": SCHEMA,
             **plain,
-            "last_time": None if self.last_time is None else utc(self.last_time),
-            "segments": [asdict(one) | {"began": utc(one.began)} for one in self.segments],
+            "last_time": None if self.last_time is None else date_of(self.last_time),
+            "segments": [asdict(one) | {"began": date_of(one.began)} for one in self.segments],
             "coverage": {
                 "expected": [_site(key) for key in self.coverage.expected],
                 "seen": [_site(key) for key in self.coverage.seen],
                 "skipped": [asdict(one) for one in self.coverage.skipped],
             },
-            "lost": [asdict(one) | {"time": utc(one.time)} for one in self.lost],
+            "lost": [asdict(one) | {"time": date_of(one.time)} for one in self.lost],
             "sites": [one.to_dict() for one in self.courses],
             "changes": [one.to_dict() for one in self.changes],
             "alarms": [asdict(alarm) for alarm in self.alarms],
@@ -134,6 +132,7 @@ def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int =
     with run.ranks.snapshot():
         steps, about, judge = run.steps, run.about, run.judge
         found = run.history(statistic) if len(steps) else None
+        untrained = untrained_note(judge.held_back, sum(label.heads for label in run.sites))
         return Overview(
             name=run.name,
             model=str(about.get("model") or ""),
@@ -152,7 +151,7 @@ def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int =
             statistic=found.statistic if found else statistic,
             changes=tuple(_changes(found, top)) if found else (),
             alarms=judge.alarms,
-            not_judged=tuple(_notes(judge)),
+            not_judged=tuple(note for note in (untrained, *judge.notes) if note),
             unmeasured=why_unmeasured(run.ranks),
         )
 
@@ -198,18 +197,6 @@ def _changes(found: History, top: int) -> Iterator[Change]:
             told = (own.slope, own.low, own.high) if is_telling(own, seen[-1] - seen[0], room) else (math.nan,) * 3
             number_of = found.sites[site].first_head + int(head)
             yield Change(found.sites[site], number_of, float(ends[0][site, head]), float(ends[-1][site, head]), *told)
-
-
-def _notes(judge: Judge) -> Iterator[str]:
-    if judge.held_back:
-        near = count(judge.held_back, "head is", "heads are")
-        yield f"the model looks untrained: {near} near uniform; while it does, they raise no alarm."
-    yield from judge.notes
-
-
-def utc(seconds: float) -> str:
-    """``2026-01-31T09:30:00Z``."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _numbers(values: np.ndarray) -> tuple[float | None, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from heapq import merge
@@ -157,14 +157,11 @@ class Ranks:
             yield from series[0]
             return
         split = self._split_sites
-        by_step = [groupby(samples, key=lambda sample: sample.step) for samples in series]
-        for _, group in groupby(merge(*map(_in_lists, by_step), key=itemgetter(0)), key=itemgetter(0)):
+        by_step = (groupby(samples, key=lambda sample: sample.step) for samples in series)
+        steps = (((step, list(samples)) for step, samples in groups) for groups in by_step)
+        for _, group in groupby(merge(*steps, key=itemgetter(0)), key=itemgetter(0)):
             for passes in zip_longest(*(samples for _, samples in group)):
                 yield _join_samples([sample for sample in passes if sample is not None], split)
-
-
-def _in_lists(by_step: Iterable[tuple[int, Iterable[Sample]]]) -> Iterator[tuple[int, list[Sample]]]:
-    return ((step, list(samples)) for step, samples in by_step)
 
 
 def _join_samples(samples: Sequence[Sample], split: Mapping[SiteKey, SiteLabel]) -> Sample:

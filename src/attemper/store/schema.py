@@ -237,7 +237,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
             unopened = isinstance(error, sqlite3.OperationalError) and path.is_file()
             if "immutable" in options or not unopened:
                 raise
-            if _log_of(path).exists():
+            if path.with_name(f"{path.name}-wal").exists():
                 raise NotARunError(
                     f"{clean_name(path.name)} was not closed, and what is in the log beside it cannot be read in a "
                     "write-protected folder: copy the whole folder to where you may write, and open it there."
@@ -245,10 +245,6 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         else:
             return connection
     raise AssertionError
-
-
-def _log_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
 
 
 def _prepare(connection: sqlite3.Connection, *, new: bool, journal: str) -> None:

@@ -62,7 +62,8 @@ class Verdict:
         """
         with self._ranks.snapshot():
             now = [between(reader.moments, None, self._stop) for reader in self._ranks.readers]
-            if self._judge is not None and _equal(self._seen, now):
+            same = len(now) == len(self._seen) and all(map(np.array_equal, self._seen, now))
+            if self._judge is not None and same:
                 return self._judge
             start = len(self._seen[0]) if len(now) == len(self._seen) == 1 else 0
             if self._judge is None or not start or not np.array_equal(now[0][:start], self._seen[0]):
@@ -76,10 +77,6 @@ class Verdict:
         about = self._ranks.about
         limits = _known_limits(about.get("limits")) if self._limits is None else self._limits
         return Judge(limits, about.get("fewest_keys") or FEWEST_KEYS)
-
-
-def _equal(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
-    return len(one) == len(two) and all(map(np.array_equal, one, two))
 
 
 def _known_limits(limits: Any) -> dict[str, Any]:
