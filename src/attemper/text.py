@@ -124,15 +124,12 @@ def sparkline(
     """
     count = min(columns, len(values))
     shares = (values[place * len(values) // count : (place + 1) * len(values) // count] for place in range(count))
-    bars = [_mean([value for value in share if value is not None and math.isfinite(value)]) for share in shares]
+    finite = ([value for value in share if value is not None and math.isfinite(value)] for share in shares)
+    bars = [sum(share) / len(share) if share else None for share in finite]
     known = [bar for bar in bars if bar is not None]
     first = min(known, default=0.0) if low is None else low
     span = (max(known, default=0.0) if high is None else high) - first
     return "".join(" " if bar is None else BARS[_level(bar - first, span)] for bar in bars)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _level(above: float, span: float) -> int:

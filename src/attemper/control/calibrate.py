@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -257,20 +258,13 @@ def _split(batches: Iterable[Any], validation: float, seed: int) -> tuple[list[A
     known = list(batches)
     held = round(validation * len(known))
     if held < LEAST or len(known) - held < LEAST:
-        fewest = _fewest(validation)
+        fewest = next(many for many in itertools.count() if LEAST <= round(validation * many) <= many - LEAST)
         raise InputError(
             f"calibrate: too few batches ({len(known)}) to tell whether a temperature helps: {LEAST} are needed to "
             f"fit and {LEAST} held out, {fewest} at validation={validation:g}. Make them smaller, or take more data."
         )
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed)).tolist()
     return [known[place] for place in sorted(order[held:])], [known[place] for place in sorted(order[:held])]
-
-
-def _fewest(validation: float) -> int:
-    count = 2 * LEAST
-    while round(validation * count) < LEAST or count - round(validation * count) < LEAST:
-        count += 1
-    return count
 
 
 def _check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:

@@ -18,8 +18,8 @@ from attemper.control.idle import IdleSites
 from attemper.control.temper import Tempered
 from attemper.errors import InputError
 from attemper.monitor.data_parallel import check_reduce, weight_ranks
-from attemper.nn.temperature import CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
-from attemper.sites.act import listeners_of, normalizer_of
+from attemper.nn.temperature import ACTIONS, CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
+from attemper.sites.act import normalizer_of
 from attemper.sites.find import Site, chosen_sites
 from attemper.sites.sharded import heads_like, is_dtensor
 from attemper.sites.ways import OWN
@@ -304,7 +304,8 @@ def _check(sites: list[Site]) -> None:
         attends_by = normalizer_of(site.module) or own
         if attends_by is not None and not normalization("Thermostat", attends_by).plain:
             raise InputError(refusal(f"Thermostat ({site.name})", site.module))
-        if any(isinstance(listener, EntropyMeter) for listener in listeners_of(site.module)):
+        actions = getattr(site.module, ACTIONS, None)
+        if actions is not None and any(isinstance(listener, EntropyMeter) for listener in actions.listeners):
             raise InputError(
                 f"Thermostat: another Thermostat holds {site.name}, and two would correct the same error twice. Call "
                 "close() on the other one first, or give each sites= of its own."

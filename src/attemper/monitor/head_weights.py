@@ -28,10 +28,6 @@ class SiteCall:
     """[batch, heads, queries, keys]"""
     mode: str
 
-    @property
-    def site(self) -> str:
-        return self.number.site
-
 
 @dataclass(frozen=True)
 class HeadWeights:
@@ -102,7 +98,9 @@ class WeightsCollector(Collector):
         ids = _ids(self.context, kind, seen.shape)
         dtype = torch.promote_types(problem.query.dtype, torch.float32)
         weights = _weights(problem, place, self._head).to(dtype)
-        self.kept.append(HeadWeights(seen, weights, *(_of(part, place) for part in (real, keys, *ids))))
+        own = ((part, place if part is not None and part.shape[0] > 1 else 0) for part in (real, keys, *ids))
+        rows = (None if part is None else part[at].detach().cpu() for part, at in own)
+        self.kept.append(HeadWeights(seen, weights, *rows))
 
     def _of_batch(self, batch: int) -> int:
         if self._sequence is None and batch == 1:
@@ -140,11 +138,6 @@ def _weights(problem: Problem, sequence: int, head: int) -> Tensor:
         first_keys=None,
     )
     return reference.weights(one)[0, 0]
-
-
-def _of(part: Tensor | None, sequence: int) -> Tensor | None:
-    """[tokens] of [B or 1, tokens]."""
-    return None if part is None else part[sequence if part.shape[0] > 1 else 0].detach().cpu()
 
 
 def _ids(context: CallContext, kind: str, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from types import FrameType
 from typing import Any, TypeVar
@@ -16,24 +16,21 @@ Result = TypeVar("Result")
 
 def call_of(model: nn.Module) -> FrameType | None:
     """The frame of torch's call of ``model`` that is running now."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
-            return frame
-        frame = frame.f_back
-    return None
+    calls = (frame for frame in _frames() if frame.f_code.co_name == "_call_impl")
+    return next((frame for frame in calls if frame.f_locals.get("self") is model), None)
 
 
 def is_running(call: FrameType | None) -> bool:
     """Whether this frame is one of those that led here; taken for granted where the call was not found."""
-    if call is None:
-        return True
-    frame: FrameType | None = sys._getframe()
+    return call is None or any(frame is call for frame in _frames())
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames that led here, the latest first."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame is call:
-            return True
+        yield frame
         frame = frame.f_back
-    return False
 
 
 def quietly(method: Callable[..., Result]) -> Callable[..., Result | None]:

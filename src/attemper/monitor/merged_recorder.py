@@ -120,19 +120,6 @@ class MergedRecorder(Recorder):
         super()._describe(sample, found)
 
 
-def new_recorder(
-    collector: Collector,
-    options: WatchOptions,
-    about: Mapping[str, Any],
-    start: int | None,
-    reduction: Reduction | None,
-) -> Recorder:
-    """The recorder of a watch, which is on one rank without ``reduction``."""
-    if reduction is None:
-        return Recorder(collector, options, about, start)
-    return MergedRecorder(collector, options, about, start, reduction)
-
-
 def _options_of_ranks(about: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same on all ranks, so that they join on the same steps with tensors of the same size."""
     names = ("every", "rows", "stats", "sites", "fewest_keys")

@@ -109,12 +109,8 @@ def provenance(model: nn.Module, date: str | None) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Of attemper, Python, torch, and of transformers where it is loaded."""
     loaded = {"transformers": sys.modules["transformers"].__version__} if "transformers" in sys.modules else {}
-    return {
-        "attemper": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        **loaded,
-    }
+    own = {"attemper": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    return own | loaded
 
 
 @cache

@@ -143,10 +143,10 @@ def pattern(
     chosen = _chosen_call(model, collector, site, layer, call)
     heads = chosen.shape[1]
     if head >= heads:
-        raise InputError(f"pattern(head={head}): {chosen.site} has heads 0 to {heads - 1}.")
+        raise InputError(f"pattern(head={head}): {chosen.number.site} has heads 0 to {heads - 1}.")
     kept = next(kept for kept in collector.kept if kept.call is chosen)
-    found = _pattern_of(kept, chosen.site, head, tokens, tokenizer)
-    return replace(found, layer=collector.call_sites.layer(chosen.site, chosen.mode))
+    found = _pattern_of(kept, chosen.number.site, head, tokens, tokenizer)
+    return replace(found, layer=collector.call_sites.layer(chosen.number.site, chosen.mode))
 
 
 def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> None:
@@ -185,7 +185,8 @@ def _chosen_call(
     # A tap and the attention beside it are one site, under the tap's name.
     found = collector.readings()
     sites = {reading.name: reading.layer for reading in found.sites}
-    seen = {one: name for one in collector.seen if (name := collector.call_sites.site(one.site, one.mode)) in sites}
+    site_of = collector.call_sites.site
+    seen = {one: name for one in collector.seen if (name := site_of(one.number.site, one.mode)) in sites}
     names = list(dict.fromkeys(seen.values()))
     known = listed(names, MOST_LISTED)
     skipped = {entry.name: entry.reason for entry in found.skipped}

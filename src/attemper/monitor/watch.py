@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from attemper.backends.table import check_backend
@@ -21,10 +20,10 @@ from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
 from attemper.monitor.hooks import Hook, call_of, is_running, quietly
-from attemper.monitor.merged_recorder import MergedRecorder, new_recorder
+from attemper.monitor.merged_recorder import MergedRecorder
 from attemper.monitor.model import NOT_RUN, check_model, device_of, provenance, unseen_normalizers, why_not_all
 from attemper.monitor.options import NO_ALARMS, WatchOptions
-from attemper.monitor.recorder import UNSEEN, about
+from attemper.monitor.recorder import UNSEEN, Recorder, about
 from attemper.monitor.reduction import reduction_of
 from attemper.monitor.schedule import Schedule
 from attemper.monitor.snapshot import SampleReadings
@@ -130,7 +129,6 @@ class Watch(TapReceiver):
         check_model("watch", model)
         self.model, self.every, self.rows = model, options.every, options.rows
         device = device_of(model)
-        self._device = device or torch.device("cpu")
         check_backend(options.backend, None if device is None else device.type)
         self.title = class_name(unwrap(model))
         self._failures = 0
@@ -147,7 +145,8 @@ class Watch(TapReceiver):
         self._context = CallContext()
         self._collector = Collector(model, self._context, options.scope, quiet=self.note_failure)
         self._reduction = reduction_of(model, options.reduce, options.fewest_keys)
-        self._recorder = new_recorder(self._collector, options, about(model, options), start, self._reduction)
+        kept, ranks = (self._collector, options, about(model, options), start), self._reduction
+        self._recorder = Recorder(*kept) if ranks is None else MergedRecorder(*kept, ranks)
         self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step, start)
         self._sampled_number = self._schedule.number
         """Of the step that was sampled last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,18 +147,17 @@ class Judge:
     @property
     def notes(self) -> tuple[str, ...]:
         """What could not be judged, and why."""
-        return tuple(self._notes())
-
-    def _notes(self) -> Iterator[str]:
+        found = []
         for quantity in self._missing:
             kinds = ", ".join(kind.name for kind in ALARMS if kind.quantity == quantity)
-            yield f"not judged: {kinds}; there is no {quantity}."
+            found.append(f"not judged: {kinds}; there is no {quantity}.")
         for kind in ALARMS:
             if "centre" in LAWS[kind.law].looks_at and kind.quantity not in self._missing:
                 unsettled = int(np.isnan(self._memories[kind.quantity].window.centre).sum())
                 of = count(len(self._columns), "head")
                 if unsettled:
-                    yield f"waits until heads have settled: {kind.name} of {unsettled} of {of}."
+                    found.append(f"waits until heads have settled: {kind.name} of {unsettled} of {of}.")
+        return tuple(found)
 
     def _keep(self) -> None:
         """What was judged last stands from now on."""

@@ -195,12 +195,6 @@ def normalizer_of(module: nn.Module) -> Normalizer | None:
     return None if actions is None else actions.normalizer(module)
 
 
-def listeners_of(module: nn.Module) -> list[Listener]:
-    """What receives the attention calls of this module."""
-    actions: Actions | None = getattr(module, ACTIONS, None)
-    return [] if actions is None else actions.listeners
-
-
 def modules_with_normalizer(model: nn.Module) -> list[str]:
     """Names of the modules of ``model`` whose attention was given a normalizer in place of the model's own softmax."""
     return [name for module, name in names_of(model).items() if normalizer_of(module) is not None]

@@ -78,13 +78,13 @@ def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None, *, c
         if any(is_wanted(site.name, (name,)) for site in found):
             continue
         call = call_site(name, found)
-        if call is not None and not calls:
-            raise InputError(f"{where}(sites=[{name!r}]) acts on all calls of a module: write [{call_of(name)[0]!r}].")
-        kept += [] if call is None else [call]
         if call is None:
             raise InputError(
                 f"{where}(sites=[{name!r}]) matches no attention. They are: {', '.join(site.name for site in found)}."
             )
+        if not calls:
+            raise InputError(f"{where}(sites=[{name!r}]) acts on all calls of a module: write [{call_of(name)[0]!r}].")
+        kept.append(call)
     _refuse_nested(where, kept)
     return kept
 
