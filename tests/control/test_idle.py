@@ -42,9 +42,9 @@ def test_a_thermostat_on_a_model_in_eval_mode_warns_once_in_60_steps():
             thermostat.step()
     (warning,) = told
     assert str(warning.message) == (
-        "Thermostat: no temperature moved in this step (blocks.0.attention: is in eval mode; blocks.1.attention: is in "
-        "eval mode). Only training counts: call model.train() before the forward pass. Leave sites out with sites= if "
-        "this is meant."
+        "Thermostat: 2 sites had no effect in this step (blocks.0.attention: is in eval mode; blocks.1.attention: is "
+        "in eval mode). Only training counts: call model.train() before the forward pass. Leave sites out with sites= "
+        "if this is meant."
     )
     assert warning.filename == __file__
 
@@ -55,7 +55,7 @@ def test_a_thermostat_whose_model_goes_to_eval_mode_later_warns_then():
         model(IDS)
         thermostat.step()
         model.eval()(IDS)
-        with pytest.warns(UserWarning, match="no temperature moved in this step"):
+        with pytest.warns(UserWarning, match="2 sites had no effect in this step"):
             thermostat.step()
 
 

@@ -164,7 +164,7 @@ def test_a_step_without_forward_passes_moves_nothing():
     model = small()
     with attemper.Thermostat(model, target_entropy=1.0) as thermostat:
         with pytest.warns(
-            UserWarning, match=r"Thermostat: no temperature moved in this step \(blocks.0.attention: did not"
+            UserWarning, match=r"Thermostat: 2 sites had no effect in this step \(blocks.0.attention: did not"
         ):
             assert thermostat.step() == {}
         model.eval()(IDS)

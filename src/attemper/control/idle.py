@@ -13,15 +13,11 @@ NAMED = 4
 
 
 class IdleSites:
-    """Warns once about a step in which no site ran, and once about sites that have not run so far.
+    """Warns once about a step in which no site ran, and once about sites that have not run so far."""
 
-    Args:
-        where: the control, for messages.
-        nothing: what did not happen where no site ran.
-    """
-
-    def __init__(self, where: str, nothing: str, sites: Sequence[Site]) -> None:
-        self._where, self._nothing, self._sites = where, nothing, sites
+    def __init__(self, where: str, sites: Sequence[Site]) -> None:
+        """``where``: the control, for messages."""
+        self._where, self._sites = where, sites
         self._told: set[bool] = set()
         """Whether the warnings given so far were about all sites."""
         self._ran: set[str] = set()
@@ -33,7 +29,7 @@ class IdleSites:
         if not idle or (not ran) in self._told:
             return
         self._told.add(not ran)
-        lead = f"{self._nothing} in this step" if not ran else f"{count(len(idle), 'site')} had no effect so far"
+        lead = f"{count(len(idle), 'site')} had no effect {'so far' if ran else 'in this step'}"
         reasons = {site.name: "did not run" if site.module.training else "is in eval mode" for site in idle}
         warn_idle(self._where, lead, reasons)
 

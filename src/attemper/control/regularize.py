@@ -87,7 +87,7 @@ class Regularizer:
         self._places = {name: place for place, name in enumerate(inspect.signature(whole.forward).parameters)}
         self._two_sided = bool(getattr(getattr(whole, "config", None), "is_encoder_decoder", False))
         self._sites = sites
-        self._idle = IdleSites("regularize", "nothing was regularized", sites)
+        self._idle = IdleSites("regularize", sites)
         for site in sites:
             listen(site, self)
         self._hook = model.register_forward_pre_hook(_StartHook(self._begin), with_kwargs=True)

@@ -164,7 +164,7 @@ class Thermostat:
         self._tempered = Tempered(model, found, self._temperatures)
         self._meters = {site.name: EntropyMeter(site.module, f"Thermostat ({site.name})", rows, unit) for site in found}
         self._sites = found
-        self._idle = IdleSites("Thermostat", "no temperature moved", found)
+        self._idle = IdleSites("Thermostat", found)
         for site in found:
             listen(site, self._meters[site.name])
         self.readings: dict[str, Reading] = {}

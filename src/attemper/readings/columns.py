@@ -60,9 +60,7 @@ class Columns:
     def spread(self, sample: Sample, quantity: str) -> Array:
         """[H] of one quantity; NaN for heads that the sample does not have."""
         found = np.full(len(self), np.nan)
-        values = sample.of(quantity)
-        if values is not None:
-            found[self._places] = values
+        found[self._places] = sample.of(quantity)
         return found
 
     def heads(self, column: int) -> slice:

@@ -137,9 +137,13 @@ class Sample:
         """Where the heads of each site stand in a row of ``values``."""
         return dict(_places(self.sites))
 
-    def of(self, name: str) -> np.ndarray | None:
-        """[heads] of one quantity; None if the sample does not hold it."""
-        return self.values[self.quantities.index(name)] if name in self.quantities else None
+    def of(self, name: str) -> np.ndarray:
+        """[heads] of one quantity; NaN if the sample does not hold it."""
+        if name in self.quantities:
+            return self.values[self.quantities.index(name)]
+        import numpy as np
+
+        return np.full(self.values.shape[1], np.nan, np.float32)
 
 
 def _places(sites: tuple[SiteLabel, ...]) -> Iterator[tuple[SiteKey, slice]]:

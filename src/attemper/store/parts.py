@@ -145,7 +145,7 @@ def _table(samples: Mapping[int, Sample]) -> pyarrow.Table:
     columns["head"] = pyarrow.array(np.concatenate(heads).astype(np.int32))
     columns["first_head"] = pyarrow.array(np.repeat([one.start for one in heads], [*map(len, heads)]).astype(np.int32))
     for name in _statistics(list(samples.values())):
-        found = [_column(one, name) for one in samples.values()]
+        found = [one.of(name) for one in samples.values()]
         columns[name] = pyarrow.array(np.concatenate(found), from_pandas=True)
     return pyarrow.table(columns)
 
@@ -159,11 +159,6 @@ def _dictionary(places: np.ndarray, known: pyarrow.Array) -> pyarrow.Array:
 
 def _per_head(sites: Sequence[SiteLabel], numbers: Sequence[int]) -> np.ndarray:
     return np.repeat(np.array(numbers, np.int32), [site.heads for site in sites])
-
-
-def _column(sample: Sample, name: str) -> np.ndarray:
-    found = sample.of(name)
-    return np.full(sample.values.shape[1], np.nan, np.float32) if found is None else found
 
 
 # --- reading ---

@@ -172,9 +172,7 @@ def _join_samples(samples: Sequence[Sample], split: Mapping[SiteKey, SiteLabel])
     names = tuple(dict.fromkeys(name for sample in samples for name in sample.quantities))
     found: dict[SiteKey, list[tuple[SiteLabel, Array]]] = {}
     for sample in samples:
-        rows = [sample.of(name) for name in names]
-        nothing = np.full(sample.values.shape[1], np.nan, np.float32)
-        numbers = np.stack([nothing if row is None else row for row in rows])
+        numbers = np.stack([sample.of(name) for name in names])
         for label in sample.sites:
             found.setdefault(label.key, []).append((label, numbers[:, sample.places[label.key]]))
     labels = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -156,21 +156,18 @@ class Run:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a reader of the numbers should know: what is lost, thinned, read twice or not readable."""
-        return tuple(self._remarks())
-
-    def _remarks(self) -> Iterable[str]:
-        yield from self._unreadable
-        for lost in self.lost:
-            yield f"{count(lost.samples, 'sample is', 'samples are')} lost: {lost.reason}"
-        begun = {segment.first_step for segment in self.segments}
-        for step in (one for one in self.about.get(UNNUMBERED) or () if one in begun):
-            yield f"resumed at step {step:,} by a loop that gave no number: steps are counted on from the last one"
+        found = list(self._unreadable)
+        found += [f"{count(one.samples, 'sample is', 'samples are')} lost: {one.reason}" for one in self.lost]
+        begun, unnumbered = {segment.first_step for segment in self.segments}, self.about.get(UNNUMBERED) or ()
+        by = "by a loop that gave no number: steps are counted on from the last one"
+        found += [f"resumed at step {step:,} {by}" for step in unnumbered if step in begun]
         if thinned := self.about.get("thinned"):
-            step, spacing = thinned["until_step"], thinned["largest_spacing"]
-            yield f"thinned: up to step {step:,} at least one sample in {spacing} is kept; alarms are judged by those"
+            kept = f"up to step {thinned['until_step']:,} at least one sample in {thinned['largest_spacing']} is kept"
+            found.append(f"thinned: {kept}; alarms are judged by those")
         if shared := self.ranks.shared_sites:
             what, one = count(len(shared), "site was", "sites were"), clean_name(shared[0][0])
-            yield f"{what} written by several ranks, {one} for one: the numbers are the first rank's"
+            found.append(f"{what} written by several ranks, {one} for one: the numbers are the first rank's")
+        return tuple(found)
 
     # --- numbers over steps ---
 
