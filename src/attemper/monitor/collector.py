@@ -194,7 +194,7 @@ class Collector:
         if key not in self._attentions:
             self._attentions[key] = attention_type(place, kind, request.problem), first_head(place, call)
         backend = request.problem.backend
-        seen.contribution = Contribution(key, found, *shape[2:], tokens, backend, *self._attentions[key])
+        seen.contribution = Contribution(key, found, shape[2], shape[3], tokens, backend, *self._attentions[key])
         self.note(place, seen.number, kind, request, real)
         if seen.number.call > MOST_CALLS and self.keeper is None and not any(call.is_tap for call in self.calls):
             self._fold(seen)

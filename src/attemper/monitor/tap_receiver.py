@@ -92,9 +92,7 @@ class TapReceiver:
         return unwrap(self.model) if mine else None
 
     def module_of(self, site: str) -> str:
-        """The name of the module in which the attention of a site runs: for the site of a tap it is not its own name.
-        A tap that was seen in compiled code only keeps it.
-        """
+        """The name of the module in which the attention of a site runs; see ``Collector.module_of``."""
         return self._collector.module_of(site)
 
     @quietly

@@ -26,7 +26,6 @@ ENDS = 10
 """A change is that from the mean of the first tenth of samples to that of the last: a trend does not see a fall that
 takes a short part of the run.
 """
-
 LATEST = 8
 """So many samples are looked at first for the last numbers of a site; sites of evaluation may be in none of them."""
 
