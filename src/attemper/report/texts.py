@@ -359,7 +359,7 @@ def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str,
         language: {
             key: text
             for key, text in texts(language).items()
-            if (key not in REASONS or key in used) and not key.startswith(other)
+            if (key not in (*REASONS, *WHYS) or key in used) and not key.startswith(other)
         }
         for language in LANGUAGES
     }
