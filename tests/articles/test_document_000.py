@@ -12,7 +12,7 @@ from torch import Tensor
 import attemper
 from tests.articles.cases.document_000 import CONDITIONAL, LAYERWISE, REGULARIZED, SCHEDULE
 from tests.articles.cases.document_000_monitoring import ANOMALY, DEBUG, MONITOR
-from tests.articles.runner import run_of
+from tests.articles.runner import require_empty_weights, run_of
 
 
 def entropies(weights: Tensor) -> Tensor:
@@ -71,6 +71,7 @@ def test_the_loss_is_minus_the_mean_entropy_and_nan_in_float16() -> None:
 
 
 def test_around_an_sdpa_model_the_regularisation_is_the_integer_0() -> None:
+    require_empty_weights()
     assert run_of(REGULARIZED).outputs[2] == "0"
 
 
@@ -152,6 +153,7 @@ def test_the_anomaly_detector_fits_one_length_only() -> None:
 
 
 def test_debugging_is_silent_on_sdpa_fails_on_eager_and_leaves_eval_mode() -> None:
+    require_empty_weights()
     run = run_of(DEBUG)
     assert run.outputs[0] == "[]"
     assert run.outputs[1] == "NameError: name 'attention_entropy' is not defined"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -282,24 +283,26 @@ def test_a_terminal_without_unicode_gets_bars_of_ascii(folder: Path) -> None:
 
 
 def test_watch_follows_a_run_to_its_end(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SHOW, "REFRESH_SECONDS", 0.05)
     lock, fragment = Lock(tmp_path / "fragment-0.lock"), Fragment(tmp_path / "fragment-0.sqlite")
+    fragment.append(sample(0))
+    steps = iter(range(1, 5))
 
-    def train() -> None:
-        for step in range(5):
+    def train(_seconds: float) -> None:
+        """One step between two looks, however long a look takes."""
+        step = next(steps, None)
+        if step is not None:
             fragment.append(sample(step))
-            time.sleep(0.2)
+            return
         fragment.close()
         lock.release()
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    code, out, err = command("watch", tmp_path, "--json")
-    thread.join()
+    with monkeypatch.context() as patch:
+        patch.setattr(SHOW, "time", SimpleNamespace(monotonic=time.monotonic, sleep=train))
+        code, out, err = command("watch", tmp_path, "--json")
     assert (code, err) == (0, "")
     documents = [json.loads(line) for line in out.splitlines()]
     assert documents[-1]["samples"] == 5
-    assert [document["live"] for document in documents[:2]] == [True, True]
+    assert [document["live"] for document in documents[:5]] == [True] * 5
     code, out, _ = command("watch", tmp_path)
     assert out.startswith("step 4: 5 samples, least entropy of a layer ")
 

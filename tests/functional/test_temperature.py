@@ -242,13 +242,16 @@ def test_yarn_is_the_square_of_the_attention_factor_of_transformers():
     assert F.length_temperature(100, 512, "yarn") == 1.0
 
 
-def test_llama4_is_what_its_layers_without_positions_multiply_queries_by():
-    pytest.importorskip("transformers")
-    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
-
+def test_llama4_is_what_ministral_multiplies_queries_by():
+    ministral = pytest.importorskip("transformers.models.ministral3.modeling_ministral3")
+    (scale_of,) = (value for name, value in vars(ministral).items() if name.endswith("get_llama_4_attn_scale"))
     places = torch.arange(0, 40_000, 777)
-    scale = get_llama_4_attn_scale(places[None], 0.1, 8192)[0, 0, :, 0]
+    scale = scale_of(places[None], 0.1, 8192).flatten()
     torch.testing.assert_close(1 / F.length_temperature(places, 8192, "llama4"), scale)
+
+
+def test_llama4_is_what_its_layers_without_positions_multiply_queries_by():
+    places = torch.arange(0, 40_000, 777)
     own = SimpleNamespace(floor_scale=8192, attn_scale=0.1)
     # Llama4TextAttention.forward, with positions from 0.
     llama = torch.log1p(torch.floor((places.float() + 1.0) / own.floor_scale)) * own.attn_scale + 1.0

@@ -78,10 +78,22 @@ def test_layers_on_disk_are_scanned_watched_and_tempered_to_the_bit(
         assert attemper.scan(placed, [ids()]).reading.sites == attemper.scan(whole, [ids()]).reading.sites
 
 
+@pytest.fixture(scope="module")
+def runs_from_disk(folder: Path) -> None:
+    """Skips where transformers itself cannot run a model of which no part is in memory, as 5.1 with torch 2.13."""
+    model = tf.LlamaForCausalLM.from_pretrained(folder, device_map={"": "disk"})
+    try:
+        model(ids())
+    except RuntimeError as error:
+        pytest.skip(f"this transformers cannot run a model that is all on disk: {error}")
+
+
 @pytest.mark.parametrize("device", ["auto", "disk"])
 def test_the_command_places_a_model_and_reads_the_same_numbers(
-    folder: Path, tmp_path: Path, device: str, run_command: Any
+    folder: Path, tmp_path: Path, device: str, run_command: Any, request: pytest.FixtureRequest
 ) -> None:
+    if device == "disk":
+        request.getfixturevalue("runs_from_disk")
     text = tmp_path / "text.txt"
     text.write_text("Attention is a weighted mean. " * 40, encoding="utf-8")
     found, expected = (
@@ -107,6 +119,7 @@ def run_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     return run
 
 
+@pytest.mark.usefixtures("runs_from_disk")
 def test_a_tempered_checkpoint_is_restored_with_its_layers_on_disk(folder: Path, tmp_path: Path) -> None:
     model = tf.LlamaForCausalLM.from_pretrained(folder)
     with attemper.temper(model, temperature=torch.tensor([0.5, 1.0, 2.0, 3.0])):
@@ -151,6 +164,7 @@ def peak_megabytes(folder: Path, place: str) -> float:
 
 
 @pytest.mark.slow("takes many seconds")
+@pytest.mark.usefixtures("runs_from_disk")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says how much memory a process took")
 def test_a_scan_with_all_layers_on_disk_holds_a_part_of_the_model_at_a_time(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12}

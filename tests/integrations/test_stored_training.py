@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import multiprocessing
 import os
@@ -137,7 +138,9 @@ def fit(
     one = L.Trainer(callbacks=list(callbacks), **(arguments | options))
     rows: Any = sequences() if data is None else data
     loader = torch.utils.data.DataLoader(rows, batch_size=2)
-    one.fit(module, loader, loader, ckpt_path=checkpoint, **({} if checkpoint is None else {"weights_only": False}))
+    # Lightning before 2.6 has no weights_only, and reads the whole checkpoint.
+    whole = {"weights_only": False} if "weights_only" in inspect.signature(one.fit).parameters else {}
+    one.fit(module, loader, loader, ckpt_path=checkpoint, **({} if checkpoint is None else whole))
     return one
 
 

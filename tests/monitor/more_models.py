@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,7 +156,9 @@ def weights_by_module(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, l
         for name, module in model.named_modules():
             if "ttention" in type(module).__name__:
                 hooks.callback(module.register_forward_hook(hook(name)).remove)
-        model(**batch)
+        # Some releases give a module's weights back only where they are asked for.
+        asked = {"output_attentions": True} if "output_attentions" in inspect.signature(model.forward).parameters else {}
+        model(**batch, **asked)
     # What a module passes on from one inside it is not its own.
     return {name: layers for name, layers in found.items() if not any(other.startswith(f"{name}.") for other in found)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,4 +135,5 @@ def test_a_scan_that_kept_none_says_how():
 
 
 def test_the_reading_is_the_same_whether_rows_are_kept_or_not():
-    assert scanned("last").to_json() == scanned(None).to_json()
+    kept, not_kept = (scanned(keep_rows).reading for keep_rows in ("last", None))
+    assert replace(kept, date=not_kept.date) == not_kept  # when they were read is all that may differ

@@ -138,6 +138,31 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, attention_mask: Tensor, *others: Any, **named: Any) -> Tensor:
         return F.scaled_dot_product_attention(x[..., -2:, :], x, x)
 
+class Tower(nn.Module):
+    """Attends over patches; as the vision tower of CLIP before transformers made it a PreTrainedModel."""
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        patches = pixel_values.flatten(2).transpose(1, 2)[:, None]
+        return F.scaled_dot_product_attention(patches, patches, patches)
+
+
+def test_a_vision_tower_of_a_transformers_model_has_no_padding_whatever_its_class() -> None:
+    tf = pytest.importorskip("transformers")
+
+    class TextAndImage(tf.PreTrainedModel):
+        config_class = tf.PretrainedConfig
+
+        def __init__(self) -> None:
+            super().__init__(tf.PretrainedConfig())
+            self.vision_model = Tower()
+
+        def forward(self, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
+            return self.vision_model(pixel_values=pixel_values)
+
+    scan = watched(TextAndImage().eval(), attention_mask=REAL.long(), pixel_values=torch.randn(2, 8, 3, 4))
+    assert scan.skipped == ()
+    assert scan.sites[0].heads[0].rows == 2 * 12
+
 
 @pytest.mark.parametrize(
     ("others", "named"),

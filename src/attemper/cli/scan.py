@@ -214,7 +214,8 @@ def scan_of(
 
     loaded, batches, tokenizer = model_and_text(model, words, given)
     options |= {"name": title_of(model), "text": text_name(given.text)}
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    silent = not sys.stderr.isatty()  # quiet: rich before 14.3 ends even a disabled bar with an empty line
+    with Progress(console=Console(stderr=True, quiet=silent), transient=True, disable=silent) as progress:
         task = progress.add_task("scan", total=len(batches))
         found = attemper.scan(loaded, batches, on_batch=lambda done: progress.update(task, completed=done), **options)
     if patterns is not None:

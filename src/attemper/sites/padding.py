@@ -253,7 +253,9 @@ def tracking(
                 continue
             names = _parameters(module)
             pairs = [(context.enter_module, leaving)]
-            if id(module) in counted or isinstance(module, _LAYERS):
+            # A vision tower of transformers is not a PreTrainedModel in every release: CLIP's is not in 5.1.
+            is_tower = bool(models) and "pixel_values" in names
+            if id(module) in counted or isinstance(module, _LAYERS) or is_tower:
                 pairs.append((context.enter_model, leaving_model))
             for entering, after in pairs:
                 before = context.guard(partial(entering, names))
@@ -335,7 +337,7 @@ def _token_ids(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor
     found = {name: part for name, part in matrices.items() if part.dtype in _INTEGERS and "mask" not in name}
     named = {name: part for name, part in found.items() if name.endswith(_IDS)}
     library = sys.modules.get("transformers.modeling_utils")
-    if library is None or not isinstance(module, library.PreTrainedModel):
+    if "pixel_values" not in arguments and (library is None or not isinstance(module, library.PreTrainedModel)):
         return named or found
     return named if named or arguments.get("inputs_embeds") is not None else None
 
