@@ -93,7 +93,7 @@ def run_of(case: Case) -> Run:
 
 
 def require_empty_weights() -> None:
-    """Skips where this transformers gives None for the weights of an SDPA model. The articles' code fails on it; later ones give ()."""
+    """Skips where this transformers gives None for the weights of an SDPA model, on which the articles' code fails."""
     names: dict[str, Any] = {"torch": torch}
     exec(MODEL, names)
     if names["model"](names["tokens"], output_attentions=True).attentions is None:

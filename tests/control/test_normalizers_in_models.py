@@ -13,7 +13,7 @@ import attemper
 from attemper import nn
 from attemper.errors import InputError
 from tests.control.models import checkpointed
-from tests.monitor.tiny_models import TINY, inputs
+from tests.monitor.tiny_models import TINY, inputs, require_registry
 
 RTOL = 1e-5
 
@@ -35,6 +35,7 @@ def real_outputs(model: Any, batch: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("name", [name for name in TINY if name != "gpt-oss"])
 @torch.no_grad()
 def test_softmax_changes_nothing_and_another_map_is_measured_and_taken_off(name: str) -> None:
+    require_registry(TINY[name].model)
     model, batch = ready(name)
     before = real_outputs(model, batch)
     with attemper.temper(model, normalizer="softmax"):

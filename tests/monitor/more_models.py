@@ -157,8 +157,8 @@ def weights_by_module(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, l
             if "ttention" in type(module).__name__:
                 hooks.callback(module.register_forward_hook(hook(name)).remove)
         # Some releases give a module's weights back only where they are asked for.
-        asked = {"output_attentions": True} if "output_attentions" in inspect.signature(model.forward).parameters else {}
-        model(**batch, **asked)
+        parameters = inspect.signature(model.forward).parameters
+        model(**batch, **dict.fromkeys({"output_attentions"} & set(parameters), True))
     # What a module passes on from one inside it is not its own.
     return {name: layers for name, layers in found.items() if not any(other.startswith(f"{name}.") for other in found)}
 

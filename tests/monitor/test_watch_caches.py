@@ -113,7 +113,7 @@ def test_cross_attention_is_read_while_decoding(name: str) -> None:
             found = model(**given, use_cache=True)
             cache, encoded = found[CACHE], (found.encoder_last_hidden_state,)
     expected = {group: [head_entropies(layer, None) for layer in layers] for group, layers in groups.items()}
-    # Where transformers softmaxes T5 in float32 its weights are rounded by eps / 2 each, and so the entropy by eps * (H + 1).
+    # Where transformers softmaxes T5 in float32 its weights are rounded by eps / 2 each: the entropy by eps * (H + 1).
     off = max(float((layer.sum(-1) - 1).abs().max()) for layers in groups.values() for layer in layers)
     rounding = 0.0 if off < 1e-12 else torch.finfo(torch.float32).eps * (math.log(40) + 1)
     assert largest_error(watch.table(), TINY[name].kind, expected) < 1e-9 + rounding

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import transformers as tf
 from torch import Tensor
@@ -46,6 +48,12 @@ _DROPOUTS = (
     "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout_rate", "hidden_dropout", "attention_probs_dropout",
 )  # fmt: skip
 """Under which names configs hold probabilities of dropout."""
+
+
+def require_registry(model: Any) -> None:
+    """Skips where this transformers attends in that class of models without asking its registry for the function."""
+    if ".get_interface(" not in inspect.getsource(sys.modules[model.__module__]):
+        pytest.skip(f"{model.__name__} of this transformers does not ask the attention registry")
 
 
 def from_config(model: Any, config: Any, **options: Any) -> Any:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 from torch import Tensor
+
+
+def lazy_import(flash_utils: Any) -> Any:
+    """For ``flash_utils.lazy_import_flash_attention``, as if flash_attn were installed; newer releases ask for more."""
+    process = flash_utils._lazy_define_process_function(flash_attn_varlen_func)
+    functions = [flash_attn_func, flash_attn_varlen_func, flash_utils._pad_input, flash_utils._unpad_input]
+    if "kvcache" not in inspect.getsource(flash_utils.lazy_import_flash_attention):
+        return lambda *_: (functions, process)
+    return lambda *_: ([*functions[:2], None, *functions[2:]], (process, process))
 
 
 def flash_attn_func(

@@ -138,6 +138,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, attention_mask: Tensor, *others: Any, **named: Any) -> Tensor:
         return F.scaled_dot_product_attention(x[..., -2:, :], x, x)
 
+
 class Tower(nn.Module):
     """Attends over patches; as the vision tower of CLIP before transformers made it a PreTrainedModel."""
 

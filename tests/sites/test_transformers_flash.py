@@ -18,15 +18,13 @@ import transformers.modeling_flash_attention_utils as flash_utils  # noqa: E402
 
 from attemper.sites.transformers_arguments import reader_of  # noqa: E402
 from tests.monitor.tiny_models import CACHE, TINY, eager_entropies, head_entropies, inputs, largest_error, sharpened  # noqa: E402
-from tests.sites.flash_stand_in import flash_attn_func, flash_attn_varlen_func  # noqa: E402
+from tests.sites import flash_stand_in  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def _flash(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers finds flash_attn, and does not ask for half precision."""
-    process = flash_utils._lazy_define_process_function(flash_attn_varlen_func)
-    functions = (flash_attn_func, flash_attn_varlen_func, None, flash_utils._pad_input, flash_utils._unpad_input)
-    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *_: (functions, (process, process)))
+    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", flash_stand_in.lazy_import(flash_utils))
     monkeypatch.setattr(integration, "get_target_dtype", lambda *_: None)
 
 
@@ -34,7 +32,7 @@ def with_flash(model: Any, name: str = "flash_attention_2") -> Any:
     """``set_attn_implementation`` asks for a GPU and the package; the models read nothing but this."""
     for part in model.modules():
         if hasattr(part, "config"):
-            part.config._attn_implementation_internal = name
+            vars(part.config)["_attn_implementation_internal"] = name  # the configuration of gpt-oss refuses it
     return model
 
 

@@ -28,6 +28,7 @@ from tests.monitor.tiny_models import (  # noqa: E402
     head_entropies,
     inputs,
     largest_error,
+    require_registry,
     sharpened,
 )
 
@@ -66,6 +67,7 @@ def test_transformers_itself_cannot_run_flex_attention_with_sinks_on_a_cpu(eager
 
 
 def test_transformers_itself_reads_the_position_bias_of_t5_outside_of_its_one_row(eager_flex: None) -> None:
+    require_registry(TINY["t5"].model)
     model = TINY["t5"].build().eval()
     model.set_attn_implementation("flex_attention")
     with pytest.raises(IndexError, match="out of bounds"), torch.no_grad():

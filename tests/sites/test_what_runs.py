@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward  # n
 
 from attemper.sites.transformers_arguments import as_eager, reader_of  # noqa: E402
 from tests.monitor.tiny_models import from_config  # noqa: E402
-from tests.sites.flash_stand_in import flash_attn_func, flash_attn_varlen_func  # noqa: E402
+from tests.sites import flash_stand_in  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:flex_attention called without", "ignore:`torch.jit.script_method`", "ignore:_compile flag on"
@@ -56,9 +56,7 @@ def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Functions of somebody's own, and flash_attn by a stand-in."""
     import attemper.integrations.transformers  # noqa: F401
 
-    process = flash_utils._lazy_define_process_function(flash_attn_varlen_func)
-    functions = (flash_attn_func, flash_attn_varlen_func, None, flash_utils._pad_input, flash_utils._unpad_input)
-    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *_: (functions, (process, process)))
+    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", flash_stand_in.lazy_import(flash_utils))
     monkeypatch.setattr(flash, "get_target_dtype", lambda *_: None)
     masks = tf.AttentionMaskInterface._global_mapping
     monkeypatch.setattr(tf.AttentionInterface, "_global_mapping", dict(tf.AttentionInterface._global_mapping) | OWN)
@@ -91,7 +89,7 @@ class Own:
         self.query.weight.data.mul_(20.0)
         for part in self.model.modules():
             if hasattr(part, "config"):
-                part.config._attn_implementation_internal = implementation
+                vars(part.config)["_attn_implementation_internal"] = implementation
 
     @torch.no_grad()
     def weights(self, batch: dict[str, Any]) -> Tensor:
@@ -313,8 +311,11 @@ NO_MASK = {"modeling_vjepa2"}
 )
 def test_every_eager_function_of_transformers_adds_its_mask(files: str) -> None:
     """And reads sinks, scale, softcap and position bias as ``as_eager`` does; a bool mask is 0 and 1 to each."""
-    found = eager_functions(Path(tf.__file__).parent / "models", files)
-    assert found
+    models = Path(tf.__file__).parent / "models"
+    found = eager_functions(models, files)
+    if not found:
+        assert not any("eager_attention_forward" in path.read_text("utf-8") for path in models.glob(files))
+        pytest.skip(f"this transformers has no eager attention in {files}")
     for source, (name, places) in found.items():
         scope: dict[str, Any] = {"torch": torch, "nn": nn, "F": nn.functional, "repeat_kv": repeat_kv}
         scope |= {"maybe_autocast": lambda **_: nullcontext()}
