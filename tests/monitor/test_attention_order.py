@@ -593,8 +593,8 @@ def test_a_model_is_as_it_was_and_still_gives_hidden_states_and_attentions(name:
     attributes = [dict(vars(module)) for module in model.modules()]
     for given in ({}, wanted):
         attemper.scan(model, [batch | given] * 2)
-    # In spite of the hooks with which transformers collects. Before it had output_capturing it replaced forwards and left
-    # them on the modules: after the call above no pass ends early.
+    # In spite of the hooks with which transformers collects. Releases without output_capturing leave other forwards on
+    # the modules once they have collected: no pass ends early then.
     collects_by_hooks = importlib.util.find_spec("transformers.utils.output_capturing") is not None
     assert len(ended) == (2 if collects_by_hooks else 0)
     assert [dict(vars(module)) for module in model.modules()] == attributes
