@@ -35,6 +35,7 @@ QUICK = [
     ("llama", "stream lengthened", "float32"),
     ("opt", "rotated everywhere", "float32"),
     ("bert", "values scaled", "float32"),
+    ("bert", "heads permuted", "float32"),
 ]
 """Those of which one transform each is shown by default."""
 EVERY = [(name, change, dtype) for name in ARCHITECTURES for change in CHANGES for dtype in ("float32", "bfloat16")]

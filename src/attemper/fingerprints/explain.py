@@ -218,15 +218,13 @@ class _Walk:
 
     def _attention_output(self, pair: SitePair) -> Finding | None:
         """What the attending module gives, or its block adds if weights around the attention say that these differ."""
-        if self._equivalent and self._equivalent[-1][0] is pair:
-            return None
+        if pair.order is not None or (self._equivalent and self._equivalent[-1][0] is pair):
+            return None  # whether columns of the output projection follow heads in another order is asked behind
         for name, words in (
             ("attended", "what the attention gives differs"),
             ("change", "what the block adds differs"),
         ):
             rows = pair.states(name)
-            if name == "change" and pair.order is not None:
-                continue  # other columns of the output projection are right there
             if not np.isnan(rows).all() and floor.times(level_of_rows(rows), floor.states(pair, name)) > 1:
                 words += f" by {level_of_rows(rows):.2g} of its size, head outputs by rounding: the output projection"
                 found = Finding("weights", "attention output", 1.0, message=words)
