@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.pair import ROUNDING, SitePair, level_of_rows
 
 MARGIN = 2.0
 """A stage is beyond rounding if its level is so many times the expected one."""
@@ -66,9 +66,14 @@ def _unless_more(level: float, expected: float) -> float:
     return expected if times(level, expected) > 1 else level
 
 
+ADDED = 0.1
+"""What sums over n features in float32 round by, of sqrt(n) roundings: kernels add up in other orders."""
+
+
 def vectors(pair: SitePair) -> float:
     """Queries and keys, by what enters the attention."""
-    return 1.25 * pair.eps * math.hypot(max(input_level(pair), pair.source) / pair.eps, 1.1)
+    added = ADDED * math.sqrt(pair.a.width or 1) * ROUNDING["float32"]
+    return 1.25 * pair.eps * math.hypot(max(input_level(pair), pair.source) / pair.eps, 1.1, added / pair.eps)
 
 
 def products(pair: SitePair) -> float:
