@@ -21,7 +21,7 @@ from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
 from attemper.fingerprints.pair import SitePair, level_of_rows
 from attemper.fingerprints.prediction import REPRODUCED, slope
 from attemper.fingerprints.record import Fingerprint
-from attemper.text import clean_name
+from attemper.text import clean_name, count
 
 OWN: tuple[Callable[[SitePair], list[Finding]], ...] = (
     masks.find,
