@@ -145,10 +145,8 @@ class _Walk:
         if len(rows) and float(floor.times(rows.max(), before)) > 2 and rows.max() > 8 * max(entering, pair.eps):
             if pair is self.pairs[0]:  # no router stands before it
                 few = int((floor.times(rows, before) > 1).sum())
-                words = f"what enters its block differs by up to {rows.max():.2g} of its size"
-                return Finding(
-                    "input", "residual", 0.0, message=f"{words}, at {few} of the {len(rows)} rows kept alone"
-                )
+                words = f"what enters its block differs by up to {rows.max():.2g} of its size, in {few} of "
+                return Finding("input", "residual", 0.0, message=f"{words}{count(len(rows), 'row')} that were kept")
             self._few.append(pair)
         moved = self._entering(pair, "input", level_of_rows(pair.input), floor.entering(pair))
         noted = len(self._equivalent)

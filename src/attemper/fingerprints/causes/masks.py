@@ -144,15 +144,10 @@ def _documents(pair: SitePair, differs: np.ndarray) -> _Named | None:
         if several is not None and less.all() and (several or earlier):
             begun = np.unique(first[first > 0])
             size = int(np.gcd.reduce(begun))
+            words = f"run {run} hides other documents of a sequence, the other shows them"
             if len(begun) > 1 and size > 1 and begun.max() == size * len(begun):
-                return (
-                    0.0,
-                    "documents",
-                    None,
-                    None,
-                    f"run {run} attends in stretches of {count(size, 'key')}, the other beyond",
-                )
-            return 0.0, "documents", None, None, f"run {run} hides other documents of a sequence, the other shows them"
+                words = f"run {run} attends in stretches of {count(size, 'key')}, the other beyond"
+            return 0.0, "documents", None, None, words
     if all(stretches.values()):
         return 0.0, "documents", None, None, "documents of a sequence begin at other places in run b"
     return None
