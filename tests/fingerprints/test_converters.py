@@ -280,9 +280,9 @@ def test_a_token_whose_embedding_is_missing_is_told_where_it_enters(name: str):
         often = batch_of(name, False)["input_ids"].flatten().mode().values
         return rewritten(model, lambda: embeddings.weight[often].zero_())
 
-    for found in both_ways(name, "float32", change):
-        assert (found.kind, found.stage) == ("input", "residual"), found.message
-        assert "rows that were kept" in found.message
+    for precision in PRECISIONS:
+        for found in both_ways(name, precision, change):
+            assert (found.kind, found.stage) == ("input", "residual"), found.message
 
 
 @pytest.mark.parametrize("base", [1e3, 2.5e7])
@@ -301,3 +301,44 @@ def test_a_base_has_its_number_both_ways_where_few_pairs_turn_fast(base: float):
         found = attemper.explain(one, two)
         assert found.kind == "rotary"
         assert found.value == pytest.approx(wanted, rel=0.05), found.message
+
+
+def test_a_half_that_was_loaded_twice_is_not_swapped_with_itself():
+    def change(model: Tiny) -> Any:
+        weight = model.model.layers[1].self_attn.q_proj.weight
+        half = len(weight) // 2
+        return rewritten(model, lambda: weight[half:].copy_(weight[:half].clone()))
+
+    for found in both_ways("llama", "float32", change):
+        assert found.kind == "not_loaded", found.message
+
+
+def test_a_layer_that_turns_nothing_has_no_factor_of_positions():
+    model = tiny("llama")
+    rotary = next(part for name, part in model.model.named_modules() if name.endswith("rotary_emb"))
+    own = rotary.inv_freq.clone()
+    try:
+        rotary.inv_freq.zero_()
+        b = attemper.fingerprint(model.model, [batch_of("llama", False)])
+    finally:
+        rotary.inv_freq.copy_(own)
+    b = replace(b, sites=tuple(replace(site, inv_freq=tuple(own.tolist())) for site in b.sites))
+    found = attemper.explain(clean("llama", False), b)
+    assert (found.kind, found.value) == ("rotary", None), found.message
+
+
+def test_what_is_added_by_distance_hides_no_key():
+    steep = [
+        masked("gpt2", lambda row, key: key <= row, -torch.inf),
+        added("gpt2", lambda row, key: -200.0 * (row - key).abs()),
+    ]
+    assert (steep[1].sites[0].counts["visible_keys"] == steep[0].sites[0].counts["visible_keys"]).all()
+
+
+def added(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> attemper.Fingerprint:
+    """A fingerprint with numbers added to the scores of earlier keys."""
+    ids = batch_of(name, False)["input_ids"]
+    places = torch.arange(ids.shape[1])
+    row, key = places[:, None], places[None]
+    mask = torch.where(key <= row, rule(row, key), -torch.inf).expand(len(ids), 1, -1, -1)
+    return attemper.fingerprint(tiny(name).model, [{"input_ids": ids, "attention_mask": mask}])

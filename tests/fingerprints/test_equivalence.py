@@ -13,7 +13,16 @@ import attemper
 from attemper.fingerprints.file import LATER
 from attemper.monitor.fingerprint_grids import grid_of
 from tests.support.engine_patches import grid
-from tests.support.equal_models import ARCHITECTURES, CHANGES, REAL, rounded, transformed, views, whole
+from tests.support.equal_models import (
+    ARCHITECTURES,
+    CHANGES,
+    REAL,
+    rounded,
+    stream_lengthened,
+    transformed,
+    views,
+    whole,
+)
 
 
 @lru_cache(maxsize=4)
@@ -249,3 +258,49 @@ def test_an_equivalent_pair_of_which_one_does_not_tell_what_the_model_gives_says
     found = attemper.explain(old(base("llama")), b)
     assert found.kind == "equivalent"
     assert "what the model gives was not kept in both" in found.message
+
+
+def halved(states: torch.Tensor) -> torch.Tensor:
+    """The last tokens alone are wrong."""
+    return torch.cat([states[:, :-6], states[:, -6:] / 2], 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "stage"),
+    [("lm_head", "output", "model output"), ("model.layers.0.self_attn.o_proj", "weights", "attention output")],
+)
+def test_the_last_tokens_count_in_float32(path: str, kind: str, stage: str):
+    model = whole("llama")
+    part = model.model.get_submodule(path)
+    handle = part.register_forward_hook(lambda module, given, output: halved(output))
+    try:
+        b = attemper.fingerprint(model.model, [model.batch])
+    finally:
+        handle.remove()
+    a = base("llama")
+    for found in (attemper.explain(a, b), attemper.explain(b, a)):
+        assert (found.kind, found.stage) == (kind, stage), found.message
+
+
+def test_outputs_of_other_widths_are_not_called_the_same():
+    a = base("llama")
+    assert a.output is not None
+    narrow = replace(a, output=replace(a.output, width=a.output.width - 1))
+    assert "is of other widths" in attemper.explain(a, narrow).message
+    renamed = replace(a, output=replace(a.output, name="0", sketch=a.output.sketch * 2))
+    assert attemper.explain(a, renamed).kind == "output"
+
+
+def test_a_longer_stream_whose_norms_have_a_large_epsilon_is_another_function():
+    model = whole("llama")
+    with torch.no_grad():
+        stream_lengthened(model, torch.Generator())
+        for part in model.model.modules():
+            if hasattr(part, "variance_epsilon"):
+                part.variance_epsilon = 1.0
+    first = whole("llama")
+    for part in first.model.modules():
+        if hasattr(part, "variance_epsilon"):
+            part.variance_epsilon = 1.0
+    a, b = (attemper.fingerprint(one.model, [one.batch]) for one in (first, model))
+    assert attemper.explain(a, b).kind == "input"

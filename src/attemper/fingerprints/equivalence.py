@@ -8,13 +8,15 @@ import numpy as np
 
 from attemper.fingerprints import floor
 from attemper.fingerprints.finding import Finding
-from attemper.fingerprints.pair import SitePair, level_of_rows, sketch_difference
+from attemper.fingerprints.pair import SitePair, sketch_difference
 from attemper.fingerprints.record import ModelOutput
 
 CANCELLED = {"attended": 0.5, "change": 0.25}
 """What the attending module, or a block, gives agrees if it differs by at most so much of what the difference inside
 would make it. A block's MLP and its stream make that less.
 """
+EPSILON = 1e-3
+"""What the epsilon of norms may change in a longer stream to be no other function."""
 NOTHING = 1e-5
 """So little of the difference inside is none, whatever rounding explains: larger weights that take each other back
 round more.
@@ -47,7 +49,7 @@ def is_known(pair: SitePair) -> bool:
 
 def _levels(pair: SitePair) -> dict[str, float]:
     levels = {name: pair.states(name) for name in ("attended", "change")}
-    return {name: level_of_rows(rows) for name, rows in levels.items() if not np.isnan(rows).all()}
+    return {name: pair.level(rows) for name, rows in levels.items() if not np.isnan(rows).all()}
 
 
 def _head_level(pair: SitePair) -> float:
@@ -55,7 +57,7 @@ def _head_level(pair: SitePair) -> float:
     if np.isnan(pair.output).all():
         return 1.0
     size = np.nan_to_num(np.median(pair.a.output[..., 0], 1)) ** 2
-    apart = np.array([level_of_rows(row) for row in pair.output])
+    apart = np.array([pair.level(row) for row in pair.output])
     return float(np.sqrt((size * apart**2).sum() / max(size.sum(), 1e-300)))
 
 
@@ -85,7 +87,7 @@ def in_order(pair: SitePair) -> SitePair:
 
 def of_input(pair: SitePair) -> tuple[str, str]:
     """The transform behind another input of the attention, and what is said of it."""
-    level = level_of_rows(pair.input)
+    level = pair.level(pair.input)
     words = f"what enters the attention differs by {level:.2g} of its size, and projections take it back"
     constant = [np.ptp(site.input[:, 0]) < 1e-2 * site.input[:, 0].max() for site in (pair.a, pair.b)]
     return "folded" if constant[0] != constant[1] else "rescaled", words
@@ -118,7 +120,8 @@ def _is_alike(pair: SitePair, a: np.ndarray, b: np.ndarray) -> bool:
 def with_rounding(pair: SitePair) -> SitePair:
     """The site with what rounding of weights explains, if they stand on different grids in the two runs."""
     errors = (pair.a.weight_error or 0.0, pair.b.weight_error or 0.0)
-    return replace(pair, weights=max(errors) if pair.a.weight_bits != pair.b.weight_bits else 0.0)
+    more = max(errors) if pair.a.weight_bits != pair.b.weight_bits else 0.0
+    return replace(pair, weights=max(pair.weights, more))
 
 
 def with_epsilon(pairs: list[SitePair]) -> list[SitePair]:
@@ -126,16 +129,17 @@ def with_epsilon(pairs: list[SitePair]) -> list[SitePair]:
     then divides by other lengths and by nothing else.
     """
     first = pairs[0]
-    if first.stretch == 1.0 or not is_longer(first):
+    level = first.level(first.input)
+    if first.stretch == 1.0 or level > EPSILON or not is_longer(first):
         return pairs
-    return [replace(pair, weights=level_of_rows(first.input)) for pair in pairs]
+    return [replace(pair, weights=level) for pair in pairs]
 
 
 def is_longer(pair: SitePair) -> bool:
     """Whether what enters the attention differs by its length alone, rounding aside."""
     a, b = pair.a.input.astype(np.float64), pair.b.input.astype(np.float64)
     length = b[:, :1] / np.maximum(a[:, :1], 1e-300)
-    return level_of_rows(sketch_difference(a * length, b)) <= ALIKE * level_of_rows(pair.input) + floor.entering(pair)
+    return pair.level(sketch_difference(a * length, b)) <= ALIKE * pair.level(pair.input) + floor.entering(pair)
 
 
 def of_rounding(pair: SitePair) -> Finding:
@@ -145,13 +149,13 @@ def of_rounding(pair: SitePair) -> Finding:
     return Finding("rounded", "q and k", 0.0, float(site.weight_bits or 0), message=words)
 
 
-def output_level(a: ModelOutput | None, b: ModelOutput | None) -> float | None:
-    """How far the outputs of two models are apart in rows that both keep; None where they cannot be compared."""
-    if a is None or b is None or (a.name, a.width) != (b.name, b.width):
+def output_rows(a: ModelOutput | None, b: ModelOutput | None) -> np.ndarray | None:
+    """How far the outputs of two models are apart in each row that both keep; None where they cannot be compared."""
+    if a is None or b is None or a.width != b.width:
         return None
     places = {tuple(row): place for place, row in enumerate(b.rows.tolist())}
     both = [(place, places[tuple(row)]) for place, row in enumerate(a.rows.tolist()) if tuple(row) in places]
     if not both:
         return None
     one, two = (np.array(part) for part in zip(*both, strict=True))
-    return level_of_rows(sketch_difference(a.sketch[one], b.sketch[two]))
+    return sketch_difference(a.sketch[one], b.sketch[two])

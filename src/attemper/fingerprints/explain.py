@@ -18,7 +18,7 @@ from attemper.fingerprints.align import align, other_padding
 from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import Explanation, Remark
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
-from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.prediction import REPRODUCED, slope
 from attemper.fingerprints.record import Fingerprint
 from attemper.text import clean_name, count
@@ -85,15 +85,15 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
     lost |= {len(pairs): found} if (found := finite.of_output(a.output, b.output)) else {}
     pairs = [pair if pair.number in lost else equivalence.in_order(pair) for pair in pairs]
     pairs = pairs if lost else equivalence.with_epsilon(pairs)
-    level = None if len(pairs) in lost else equivalence.output_level(a.output, b.output)
-    found = _Walk(pairs, level, lost).explanation()
+    output = None if len(pairs) in lost else equivalence.output_rows(a.output, b.output)
+    found = _Walk(pairs, output, lost).explanation()
     differing = [pair for pair in pairs if pair.a.weight_bits != pair.b.weight_bits]
     numbers = [pair.number for pair in pairs if clean_name(pair.a.name) == found.site]
     # Weights that are rounded differ from the first on.
     if not found.is_fault or not differing or numbers[0] > differing[0].number + 1:
         return found
     rounded = [pair if pair.number in lost else equivalence.with_rounding(pair) for pair in pairs]
-    return _Walk(rounded, level, lost).explanation(differing)
+    return _Walk(rounded, output, lost).explanation(differing)
 
 
 def _own(pair: SitePair) -> list[Finding]:
@@ -103,8 +103,8 @@ def _own(pair: SitePair) -> list[Finding]:
 class _Walk:
     """From the first site on."""
 
-    def __init__(self, pairs: list[SitePair], level: float | None, lost: dict[int, Finding]) -> None:
-        self.pairs, self._level, self._lost = pairs, level, lost
+    def __init__(self, pairs: list[SitePair], output: np.ndarray | None, lost: dict[int, Finding]) -> None:
+        self.pairs, self._output, self._lost = pairs, output, lost
         self.own = [masks.find(pair) if pair.number in lost else _own(pair) for pair in pairs]
         self._before = floor.Before()
         self._equivalent: list[tuple[SitePair, Finding]] = []
@@ -130,11 +130,16 @@ class _Walk:
         found = self._lost.get(len(self.pairs)) or self._behind()
         return self._without_cause(rounded or []) if found is None else self._explanation(self.pairs[-1], found)
 
+    @property
+    def _level(self) -> float | None:
+        """How far what the models give is apart; None where it cannot be compared."""
+        return None if self._output is None else self.pairs[-1].level(self._output)
+
     def _first_at(self, pair: SitePair, own: list[Finding]) -> Finding | None:
         """The first cause at this site, if it has one."""
         floor.enter(pair, self._before)
         before = floor.residual(self._before, pair.eps)
-        entering = level_of_rows(pair.residual)
+        entering = pair.level(pair.residual)
         found = self._entering(pair, "residual", entering, before)
         if found is not None:
             return found
@@ -148,7 +153,7 @@ class _Walk:
                 words = f"what enters its block differs by up to {rows.max():.2g} of its size, in {few} of "
                 return Finding("input", "residual", 0.0, message=f"{words}{count(len(rows), 'row')} that were kept")
             self._few.append(pair)
-        moved = self._entering(pair, "input", level_of_rows(pair.input), floor.entering(pair))
+        moved = self._entering(pair, "input", pair.level(pair.input), floor.entering(pair))
         noted = len(self._equivalent)
         found = self._vectors(pair, own) or self._scores(pair)
         if moved is not None:
@@ -199,7 +204,7 @@ class _Walk:
         if not pair.vectors:
             return found is None
         # Rounding may hide a small difference: it must be smaller than what entered.
-        level, vector = SMALLER * level_of_rows(pair.input), floor.vectors(pair)
+        level, vector = SMALLER * pair.level(pair.input), floor.vectors(pair)
         return any(
             (floor.times(part, vector) <= 1).all() and np.mean(part) < level
             for part in (pair.query_level, pair.key_level)
@@ -223,8 +228,8 @@ class _Walk:
             ("change", "what the block adds differs"),
         ):
             rows = pair.states(name)
-            if not np.isnan(rows).all() and floor.times(level_of_rows(rows), floor.states(pair, name)) > 1:
-                words += f" by {level_of_rows(rows):.2g} of its size, head outputs by rounding: the output projection"
+            if not np.isnan(rows).all() and floor.times(pair.level(rows), floor.states(pair, name)) > 1:
+                words += f" by {pair.level(rows):.2g} of its size, head outputs by rounding: the output projection"
                 found = Finding("weights", "attention output", 1.0, message=words)
                 named = self._by_weights(pair, found)
                 if named is not found or name == "attended":
@@ -235,7 +240,8 @@ class _Walk:
         """A difference with no rule that is known, and what weights say of it."""
         kind, words = weights.find(pair, self.pairs) or (None, "")
         if not words:
-            return found
+            same = found.stage == "q and k" and {*pair.a.weights} & {*pair.b.weights}
+            return replace(found, message=f"{found.message}; the weights around it are the same") if same else found
         if kind is None:
             return replace(found, message=f"{found.message}; {words}")
         return replace(found, kind=kind, residual=0.0, message=words)
@@ -245,6 +251,8 @@ class _Walk:
         pair, level = self.pairs[-1], self._level
         expected = floor.residual(self._before, pair.eps)
         if level is None or floor.times(level, expected) <= 1:
+            if self._output is not None and floor.times(self._output.max(), expected) > 8:
+                self._few.append(pair)
             return None
         words = (
             f"what the model gives differs by {level:.2g} of its size, where rounding explains {expected:.2g}: what is "
@@ -361,13 +369,18 @@ class _Walk:
             found = min(
                 (one for pair, one in self._equivalent if pair is first), key=lambda one: ORDER.index(one.stage)
             )
-            said = "was not kept in both" if level is None else f"agrees to {level:.1g} of its size"
+            said = (
+                "was not kept in both, or is of other widths" if level is None else f"agrees to {level:.1g} of its size"
+            )
             words = f"the same function in other weights, and what the model gives {said}"
             found = Finding("equivalent", found.stage, 0.0, message=words)
             sites = len({other.number for other, _ in self._equivalent})
             return Explanation.of(first, found, sites, len(self.pairs), self._transforms())
-        if not level and all(pair.identical for pair in self.pairs):
-            return Explanation.plain("none", "every number of both fingerprints is the same")
+        unseen = "was not kept in both, or is of other widths"
+        unseen = "" if level is not None else f"; what the models give {unseen}"
+        same = self._output is None or not self._output.any()
+        if same and all(pair.identical for pair in self.pairs):
+            return Explanation.plain("none", f"every number of both fingerprints is the same{unseen}")
         if self._few:
             found = Finding(
                 "few_tokens", "residual", 0.0, message="a few tokens differ by much, the others by rounding"
@@ -377,7 +390,7 @@ class _Walk:
             pair, stage, times = max(self._small, key=lambda one: one[2])
             words = f"{stage} differs by {times:.2g} of what rounding may explain: too little to name a cause"
             return Explanation.of(pair, Finding("too_small", stage, 1.0, message=words), None, len(self.pairs), ())
-        return Explanation.plain("rounding", "they differ by no more than rounding explains")
+        return Explanation.plain("rounding", f"they differ by no more than rounding explains{unseen}")
 
 
 def _earliest(own: list[Finding]) -> Finding | None:

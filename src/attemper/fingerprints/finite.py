@@ -37,7 +37,7 @@ def every(pair: SitePair, pairs: list[SitePair]) -> list[Finding]:
 
 def of_output(a: ModelOutput | None, b: ModelOutput | None) -> Finding | None:
     """The same of what the models give, in rows that both keep."""
-    if a is None or b is None or (a.name, a.width) != (b.name, b.width):
+    if a is None or b is None or a.width != b.width:
         return None
     bad = [dict(zip(map(tuple, one.rows.tolist()), ~np.isfinite(one.sketch), strict=True)) for one in (a, b)]
     one, two = (np.array([part[row] for row in bad[0] if row in bad[1]]) for part in bad)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attemper.fingerprints.pair import ROUNDING, SitePair, level_of_rows
+from attemper.fingerprints.pair import ROUNDING, SitePair
 
 MARGIN = 2.0
 """A stage is beyond rounding if its level is so many times the expected one."""
@@ -38,9 +38,9 @@ def enter(pair: SitePair, before: Before) -> None:
 
 def after(pair: SitePair, before: Before) -> Before:
     """How far they are apart when the next block begins."""
-    heads = float(np.mean([level_of_rows(rows) for rows in pair.output]))
+    heads = float(np.mean([pair.level(rows) for rows in pair.output]))
     entered, gave = (
-        max(level_of_rows(pair.residual), input_level(pair)),
+        max(pair.level(pair.residual), input_level(pair)),
         _unless_more(heads, float(outputs(pair).mean())),
     )
     return Before(entered, gave, max(before.most, math.hypot(entered, gave)))
@@ -53,12 +53,12 @@ def residual(before: Before, eps: float) -> float:
 
 def entering(pair: SitePair) -> float:
     """What enters the attention: a norm of the block's input."""
-    return pair.eps * math.hypot(level_of_rows(pair.residual) / pair.eps, 0.9)
+    return pair.eps * math.hypot(pair.level(pair.residual) / pair.eps, 0.9)
 
 
 def input_level(pair: SitePair) -> float:
     """What enters the attention, as far as rounding."""
-    return _unless_more(level_of_rows(pair.input), entering(pair))
+    return _unless_more(pair.level(pair.input), entering(pair))
 
 
 def _unless_more(level: float, expected: float) -> float:

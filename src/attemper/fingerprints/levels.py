@@ -8,7 +8,7 @@ import numpy as np
 
 from attemper.fingerprints import finite, floor
 from attemper.fingerprints.align import align, other_padding
-from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import Fingerprint
 
 
@@ -55,12 +55,12 @@ def levels(a: Fingerprint, b: Fingerprint) -> list[SiteLevels]:
 
 def _of(pair: SitePair, before: float) -> SiteLevels:
     times: dict[str, float | None] = {
-        "residual": _times(pair.residual, before),
-        "input": _times(pair.input, floor.entering(pair)),
+        "residual": _times(pair, pair.residual, before),
+        "input": _times(pair, pair.input, floor.entering(pair)),
         "q and k": None,
         "final score": None,
         "head output": None,
-        "attention output": _times(pair.states("attended"), floor.states(pair, "attended")),
+        "attention output": _times(pair, pair.states("attended"), floor.states(pair, "attended")),
     }
     if pair.vectors:
         vector, product = floor.vectors(pair), floor.products(pair)
@@ -69,12 +69,12 @@ def _of(pair: SitePair, before: float) -> SiteLevels:
         relative = pair.score_level / np.maximum(pair.score_size, 1e-300)
         times["final score"] = float(floor.times(relative, product).max())
     if not np.isnan(pair.output).all():
-        level = np.array([level_of_rows(rows) for rows in pair.output])
+        level = np.array([pair.level(rows) for rows in pair.output])
         times["head output"] = float(floor.times(level, floor.outputs(pair)).max())
     names = ("visible_keys", "first_visible", "last_visible")
     apart = np.any([pair.a.counts[name] != pair.b.counts[name] for name in names], axis=0)
     return SiteLevels(pair.a.name, times, int(apart.any(0).sum()), apart.shape[1])
 
 
-def _times(rows: np.ndarray, expected: float) -> float | None:
-    return None if np.isnan(rows).all() else float(floor.times(level_of_rows(rows), expected))
+def _times(pair: SitePair, rows: np.ndarray, expected: float) -> float | None:
+    return None if np.isnan(rows).all() else float(floor.times(pair.level(rows), expected))

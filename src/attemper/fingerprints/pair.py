@@ -13,6 +13,8 @@ ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "floa
 """Largest relative error of rounding once. What is kept of float64 is float32."""
 TRIMMED = 0.15
 """Share of rows, the worst, that a level leaves out: routers of experts flip on a few tokens."""
+_FINE = 2.0**-20
+"""Up to this relative error they do not."""
 
 
 @dataclass(eq=False)
@@ -99,14 +101,14 @@ class SitePair:
         if not known.any():
             return 1.0
         factor = float(np.median(sizes[1][known].astype(np.float64) / sizes[0][known]))
-        levels = [[level_of_rows(self._states(name, one)) for name in ("residual", "change")] for one in (1.0, factor)]
+        levels = [[self.level(self._states(name, one)) for name in ("residual", "change")] for one in (1.0, factor)]
         return factor if all(after < ROTATED * before for before, after in zip(*levels, strict=True)) else 1.0
 
     @cached_property
     def rotation(self) -> str | None:
         """What was done to the residual stream of the one run: "rotated", "centred", "rescaled", or None."""
-        level = level_of_rows(sketch_difference(self.stretch * self.a.residual, self.b.residual))
-        if level_of_rows(self.residual) == level:
+        level = self.level(sketch_difference(self.stretch * self.a.residual, self.b.residual))
+        if self.level(self.residual) == level:
             return None if self.stretch == 1.0 else "rescaled"
         return "rotated" if level > _TURNED else "centred"
 
@@ -137,25 +139,38 @@ class SitePair:
         rows = np.sqrt((change**2).mean(-1))
         size = self.a.statistics["q_norm"] * np.median(self.a.statistics["k_norm"], 1, keepdims=True)
         relative = rows / np.maximum(size, 1e-30)  # of float32, whose squares are of float64
-        return np.array([level_of_rows(row) for row in relative])
+        return np.array([self.level(row) for row in relative])
 
     @cached_property
     def score_level(self) -> np.ndarray:
         """[H]: difference of final scores in the pairs that both see, less the mean of each row: what moves weights."""
-        return _distance(self.a.final, self.b.final)
+        return self._distance(self.a.final, self.b.final)
 
     @cached_property
     def product_level(self) -> np.ndarray:
         """[H]: the same of products q.k, in units of scores."""
         hidden = ~np.isfinite(self.a.final)
         middle = np.median(np.abs(self.a.statistics["multiplier"]), 1)
-        return middle * _distance(*(np.where(hidden, np.nan, site.raw) for site in (self.a, self.b)))
+        return middle * self._distance(*(np.where(hidden, np.nan, site.raw) for site in (self.a, self.b)))
 
     @cached_property
     def score_size(self) -> np.ndarray:
         """[H]: what a relative error 1 of queries and keys would be in scores: median of m |q| |k|."""
         part = self.a.statistics
         return np.median(np.abs(part["multiplier"]) * part["q_norm"] * part["k_norm"], 1).astype(np.float64)
+
+    def _distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """[H]: difference of the numbers of rows [H, R, PAIRS] that both have, less the mean of each row."""
+        both = np.isfinite(a) & np.isfinite(b)
+        change = np.where(both, np.where(both, b, 0.0).astype(np.float64) - np.where(both, a, 0.0), 0.0)
+        count = both.sum(-1, keepdims=True)
+        change = np.where(both, change - change.sum(-1, keepdims=True) / np.maximum(count, 1), 0.0)
+        rows = np.sqrt((change**2).sum(-1) / np.maximum(count[..., 0], 1))
+        return np.array([self.level(row) for row in rows])
+
+    def level(self, rows: np.ndarray) -> float:
+        """``level_of_rows``; of all rows where both runs are in float32, in which no router changes its mind."""
+        return level_of_rows(rows, TRIMMED if self.eps > _FINE else 0.0)
 
     @cached_property
     def identical(self) -> bool:
@@ -174,16 +189,6 @@ class SitePair:
             if not (np.isnan(getattr(a, name)).all() or np.isnan(getattr(b, name)).all())
         )
         return same and all(np.array_equal(a.counts[name], b.counts[name]) for name in a.counts)
-
-
-def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """[H]: difference of the numbers of rows [H, R, PAIRS] that both have, less the mean of each row."""
-    both = np.isfinite(a) & np.isfinite(b)
-    change = np.where(both, np.where(both, b, 0.0).astype(np.float64) - np.where(both, a, 0.0), 0.0)
-    count = both.sum(-1, keepdims=True)
-    change = np.where(both, change - change.sum(-1, keepdims=True) / np.maximum(count, 1), 0.0)
-    rows = np.sqrt((change**2).sum(-1) / np.maximum(count[..., 0], 1))
-    return np.array([level_of_rows(row) for row in rows])
 
 
 ROTATED = 0.4
@@ -231,10 +236,10 @@ def vector_level(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.median(np.where(size > 0, change / np.where(size > 0, size, 1.0), 0.0), 1)
 
 
-def level_of_rows(rows: np.ndarray) -> float:
+def level_of_rows(rows: np.ndarray, trimmed: float = TRIMMED) -> float:
     """Root mean square of what is left without the worst rows; 0 where nothing was seen."""
     known = np.sort(rows[~np.isnan(rows)])
     if not len(known):
         return 0.0
-    kept = known[: max(len(known) - int(np.ceil(TRIMMED * len(known))), 1)]
+    kept = known[: max(len(known) - int(np.ceil(trimmed * len(known))), 1)]
     return float(np.sqrt((kept**2).mean()))

@@ -8,7 +8,7 @@ import numpy as np
 
 from attemper.fingerprints import floor
 from attemper.fingerprints.finding import Finding
-from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.pair import SitePair
 
 REPRODUCED = 2.0
 """A cause reproduces a run if it leaves at most so many times the largest difference that rounding explains."""
@@ -40,7 +40,7 @@ class Prediction:
             apart = np.linalg.norm(b - expected, axis=-1)
             size = np.minimum(np.linalg.norm(b, axis=-1), np.linalg.norm(expected, axis=-1))
             relative = apart / np.maximum(np.maximum(size, 1e-9 * apart), 1e-300)
-            worst = max(worst, *map(level_of_rows, relative))
+            worst = max(worst, *map(pair.level, relative))
             left += self.fitted * float((apart[level > limit] ** 2).sum())
             total += min(float((part[level > limit] ** 2).sum()) for part in (b - a, a, b))
         residual, reproduced = left / total if total else 1.0, worst <= REPRODUCED * limit

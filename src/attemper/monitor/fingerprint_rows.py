@@ -31,7 +31,7 @@ from attemper.fingerprints.record import (
 
 _HIDING = -5e3
 """A number that is added to a score, beside the largest of the row, from which on it leaves no weight: engines take
--1e4 and less. What is added by distance is as much where nothing is left of a weight, either.
+-1e4 and less.
 """
 _LARGEST = 2**23
 """Elements of keys of the sequences that are computed together."""
@@ -321,7 +321,10 @@ def _unless_hidden(picked: Problem, visible: Tensor) -> Tensor:
     if picked.mask is None or picked.mask.dtype == torch.bool:
         return visible
     added = picked.mask.double().masked_fill(~visible, -torch.inf)
-    return visible & (added > added.amax(-1, keepdim=True) + _HIDING)
+    low = added <= added.amax(-1, keepdim=True) + _HIDING
+    # What is added by distance gets there in small steps.
+    step = added.masked_fill(low, torch.inf).amin(-1, True) - added.masked_fill(~low, -torch.inf).amax(-1, True)
+    return visible & ~(low & (step > -_HIDING / 2))
 
 
 def _counts(scores: Tensor, visible: Tensor, first: int) -> np.ndarray:

@@ -24,8 +24,9 @@ def weights_of(model: nn.Module, name: str, shape: tuple[int, int, int], dtype: 
     """
     heads, groups, size = shape
     area = _AREA.match(name)
-    try:
-        module = model.get_submodule(area[0] if area else name.partition("#")[0])
+    path = area[0] if area else name
+    try:  # a call of a module that runs several times has the weights of all
+        module = dict(model.named_modules()).get(path) or model.get_submodule(path.partition("#")[0])
     except AttributeError:
         return {}  # a tap, whose name is no module's
     found = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attemper.fingerprints.finding import Finding, in_words
+from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import SiteFingerprint
 from attemper.text import count
@@ -21,7 +21,7 @@ def find(pair: SitePair) -> list[Finding]:
         return []
     heads = pair.heads(differs.any(1))
     found = [cause(pair, differs) for cause in (_padding, _causality, _window, _documents, _lost_tokens)]
-    named = sorted((one for one in found if one is not None), key=lambda one: one[0])
+    named = sorted((one for one in found if one is not None and one[0] <= ACCEPTED), key=lambda one: one[0])
     if not named:
         return [Finding("scores", STAGE, 1.0, None, heads, "rows see other keys, by no rule that is known", own=True)]
     residual, kind, value, before, words = named[0]
@@ -104,7 +104,8 @@ def _window(pair: SitePair, differs: np.ndarray) -> _Named | None:
         said.append("no window" if size is None else window)
     left = left if any(sided) else max(left, float((differs & ~moved).sum() / differs.sum()))
     value, before = (None if size is None or any(sided) else float(size) for size in (sizes[1], sizes[0]))
-    return left, "window", value, before, f"{said[0]} in run a, {said[1]} in run b"
+    words = "rows begin at other keys" if left else f"{said[0]} in run a, {said[1]} in run b"
+    return left, "window", value, before, words
 
 
 def _kept_first(pair: SitePair, differs: np.ndarray) -> _Named | None:

@@ -60,7 +60,7 @@ def values(pair: SitePair) -> Finding | None:
     """Outputs differ by more than scores and inputs explain, or those of few heads by much more than the others'."""
     if np.isnan(pair.output).all():
         return None
-    level = np.array([level_of_rows(row) for row in pair.output])
+    level = np.array([pair.level(row) for row in pair.output])
     times = floor.times(level, floor.outputs(pair))
     marked = times > floor.EDGE
     if not ((times > 1) | (marked & (times > ALONE * np.median(times)))).any():

@@ -16,6 +16,10 @@ BASES = (1e4, 5e5, 1e6, 1.5e5, 1e5, 1e3, 1e7)
 """Bases that are tried where a run does not tell its angles."""
 
 
+_LEAST = 0.01
+"""A factor of angles."""
+
+
 @dataclass(frozen=True)
 class Pairing:
     """Which features are rotated together: halves of the first ``rotated``, or neighbours."""
@@ -62,6 +66,8 @@ def angles_of(pair: SitePair, count: int) -> Iterator[np.ndarray]:
 
 def find(pair: SitePair) -> Iterator[Finding]:
     """Another angle per token, another pairing, or features in the order of another pairing."""
+    if pair.a.kind != "self":
+        return  # positions of what cross attention reads are others
     for parts in ((True, True), (True, False), (False, True)):
         turned = [one.finding(pair) for one in _angles(pair, parts)] if len(places_of(pair)) > 2 else []
         # A number that makes run b of run a has two angles at most, and says more than one for each pair.
@@ -124,11 +130,11 @@ def _numbers_of(pair: SitePair, slopes: np.ndarray) -> Iterator[tuple[float | No
         other = theta + slopes
         # A fast pair tells its angle as exactly as a slow one, and few of them are.
         ratio = float((theta * other).sum() / (theta**2).sum())
-        if ratio:
+        if ratio > _LEAST:  # less of it is none: a layer that turns nothing
             words = f"positions of run b count 1/{short(1 / ratio)} of those of run a"
             yield 1 / ratio, words, (ratio - 1) * theta
         clear = (other > 0) & (exponents < 0) & (np.maximum(theta, other) > 0.02)
-        if clear.sum() >= 2:
+        if clear.sum() >= 2 and (not told or _is_of_one_base(theta)):
             weights = np.abs(exponents[clear]) * np.sqrt(theta[clear])
             log_base = float(np.average(np.log(other[clear]) / exponents[clear], weights=weights))
             if 0 < log_base < 40:
@@ -136,6 +142,12 @@ def _numbers_of(pair: SitePair, slopes: np.ndarray) -> Iterator[tuple[float | No
                 words = f"the base of the rotary embedding is {short(base)} in run b"
                 yield base, words, np.exp(exponents * log_base) - theta
     yield None, "pairs of features turn by other angles per token", slopes
+
+
+def _is_of_one_base(theta: np.ndarray) -> bool:
+    """Whether angles are powers of one base: scaled ones are not."""
+    steps = np.diff(np.log(np.maximum(theta, 1e-300)))
+    return bool((np.abs(steps - steps[:1]) < 1e-3 * np.abs(steps[:1])).all())
 
 
 def _layouts(pair: SitePair) -> Iterator[Prediction]:

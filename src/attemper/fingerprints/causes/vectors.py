@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from attemper.fingerprints import floor
-from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, places_of, turn
+from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, turn
 from attemper.fingerprints.causes.scores import log_length
 from attemper.fingerprints.finding import Finding, in_words, short
-from attemper.fingerprints.pair import SitePair, level_of_rows
+from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.prediction import REPRODUCED, Prediction, slope
-from attemper.fingerprints.record import PAIRS
+from attemper.fingerprints.record import PAIRS, VECTOR_ROWS
 
 STAGE = "q and k"
 
@@ -82,7 +82,7 @@ def _reproduces(pair: SitePair, factors: np.ndarray) -> bool:
         site.statistics["q_norm"] * np.median(site.statistics["k_norm"], 1, keepdims=True) for site in (pair.a, pair.b)
     )
     relative = rest / np.maximum(np.minimum(np.abs(factors) * one, two), 1e-9 * (one + two) + 1e-30)
-    return max(map(level_of_rows, relative)) <= REPRODUCED * floor.MARGIN * floor.products(pair)
+    return max(map(pair.level, relative)) <= REPRODUCED * floor.MARGIN * floor.products(pair)
 
 
 def _weights(pair: SitePair) -> np.ndarray:
@@ -164,16 +164,17 @@ def apart(pair: SitePair) -> str:
             words = f"{name} differ by {level.max():.2g} of their size (correlation {like:.2f}"
             said.append(f"{words}, {short(float(sizes[1] / max(sizes[0], 1e-300)))} times as long in run b)")
     words = "; ".join(said) or "products of queries and keys differ"
-    return f"{words}, by no rule that is known: other weights"
+    return f"{words}, by no rule that is known"
 
 
 def bias(pair: SitePair) -> Iterator[Finding]:
     """A vector is added to queries, keys or both of a head, before or after rotation."""
-    places = places_of(pair)
-    if len(places) < 3:
+    least = min(pair.query[0].shape[1], pair.key[0].shape[1])
+    if least < 3:
         return
     still: list[tuple[Pairing, np.ndarray]] = [(Pairing(0, True), np.zeros(0))]
-    turned = ((pairing, theta) for pairing in pairings(pair) for theta in angles_of(pair, pairing.count))
+    own = pair.a.kind == "self"
+    turned = ((pairing, theta) for pairing in pairings(pair) if own for theta in angles_of(pair, pairing.count))
     marks = [
         level > 0.1 * max(pair.query_level.max(), pair.key_level.max()) for level in (pair.query_level, pair.key_level)
     ]
@@ -183,9 +184,10 @@ def bias(pair: SitePair) -> Iterator[Finding]:
     for pairing, theta in (*still, *turned):
         made = []
         for a, b in (pair.query, pair.key):
+            places = np.array(VECTOR_ROWS[: a.shape[1]])
             change = turn(b - a, pairing, theta, -places).mean(1, keepdims=True)
             made.append(a + turn(np.repeat(change, len(places), 1), pairing, theta, places))
-        fitted = len(places) / (len(places) - 1)
+        fitted = least / (least - 1)
         yield Prediction("bias", made[0], made[1], words, heads=heads, fitted=fitted).finding(pair)
 
 

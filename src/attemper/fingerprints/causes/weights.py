@@ -65,7 +65,8 @@ def _elsewhere(a: Weights, b: Weights, marks: Marks) -> Said | None:
                 return None, f"rows of {', '.join(mixed)} of run b stand in several places of run a: another layout"
             words = ", ".join(f"{name} of run b is {source} of run a" for name, (source,) in names.items())
             return "head_order" if all((one,) == two for one, two in names.items()) else "swapped", words
-        if names and {*names} == {source for sources in names.values() for source in sources}:
+        every = {source for sources in names.values() for source in sources}
+        if names and {*names} == every and all(name not in sources for name, sources in names.items()):
             # A part of each in the other's place, as of fewer heads of keys.
             return "swapped", ", ".join(
                 f"{name} of run {run} is {each[0]} of the other" for name, each in names.items()
@@ -103,7 +104,9 @@ def _new(a: Weights, b: Weights, marks: Marks) -> Said:
         some = "" if mark.all() else f", blocks {', '.join(map(str, np.flatnonzero(mark)[:8]))} of {len(mark)},"
         apart = np.linalg.norm(y - x) / max(np.linalg.norm(x), np.linalg.norm(y), 1e-300)
         words = f"{name}{some} differs by {apart:.2g} of its size (correlation {like:.2f}"
-        said.append(f"{words}, {short(norms[1] / max(norms[0], 1e-300))} times as large in run b)")
+        zero = " and ".join(run for run, norm in zip("ab", norms, strict=True) if norm == 0)
+        size = f"all 0 in run {zero}" if zero else f"{short(norms[1] / norms[0])} times as large in run b"
+        said.append(f"{words}, {size})")
         alike &= abs(like) < 4 / np.sqrt(len(x))
         for run, part in (("a", one), ("b", two)):
             drawn[run] &= _initialisers(name, part[:, 0], len(mark))
