@@ -18,9 +18,7 @@ would make it. A block's MLP and its stream make that less.
 EPSILON = 1e-3
 """What the epsilon of norms may change in a longer stream to be no other function."""
 NOTHING = 1e-5
-"""So little of the difference inside is none, whatever rounding explains: larger weights that take each other back
-round more.
-"""
+"""A difference is none if it is so little of that inside: larger weights that cancel each other round more."""
 MATCHED = 0.5
 """Heads are the same in another order if so little of their difference is left in it."""
 ALIKE = 0.02
@@ -30,16 +28,13 @@ ALIKE = 0.02
 def agrees(pair: SitePair) -> bool:
     """Whether what the attending module gives, or its block adds, is the same in spite of other head outputs."""
     apart = _head_level(pair)
-    return any(
-        level < NOTHING * apart
-        or (level < CANCELLED[name] * apart and floor.times(level, floor.states(pair, name)) <= 1)
-        for name, level in _levels(pair).items()
-    )
+    return follows(pair, apart) or any(level < NOTHING * apart for level in _levels(pair).values())
 
 
-def follows(pair: SitePair) -> bool:
-    """Whether what the attending module gives, or its block adds, is the same with heads in another order."""
-    return any(floor.times(level, floor.states(pair, name)) <= 1 for name, level in _levels(pair).items())
+def follows(pair: SitePair, inside: float = np.inf) -> bool:
+    """The same of heads in another order; it must be less than what differs ``inside`` makes of it."""
+    levels = _levels(pair).items()
+    return any(lv < CANCELLED[name] * inside and floor.times(lv, floor.states(pair, name)) <= 1 for name, lv in levels)
 
 
 def is_known(pair: SitePair) -> bool:

@@ -274,10 +274,14 @@ class _Walk:
                 self._small.append((pair, "q and k", largest))
             for found in vectors.factor_of_products(pair):
                 sure = found.residual < 0.9 and abs((found.value or 1) - 1) > SURE * vector
-                return found if sure and found.reproduced and not pair.weights and not _is_equivalent(pair) else None
+                return (
+                    found
+                    if sure and found.reproduced and not pair.weights and not _agree(pair, pair.score_level)
+                    else None
+                )
             return None
         found = vectors.all_zero(pair)
-        if found is not None and not _is_equivalent(pair):
+        if found is not None and not _agree(pair, pair.score_level):
             own[:] = [one for one in own if one.kind != "key_rounding"]  # zeros lie on any grid
             return replace(found, kind=self._by_weights(pair, found).kind)
         rounded = [found for found in own if found.kind == "key_rounding"]
@@ -286,7 +290,7 @@ class _Walk:
         if any(one.kind == "documents" for one in own) and _agree(pair, pair.score_level):
             return None  # positions start anew in each document: products of pairs that both see are the same
         best, self._second = best_of(pair)
-        if _is_equivalent(pair):
+        if _agree(pair, pair.score_level):
             words = "queries and keys differ" if best is None else best.message
             relative = float((pair.score_level / np.maximum(pair.score_size, 1e-300)).max())
             words += f", and so does what makes scores of them: final scores agree to {relative:.1g} of their size"
@@ -294,7 +298,7 @@ class _Walk:
             # What queries and keys are longer by, the multiplier takes back.
             own[:] = [one for one in own if one.kind not in ("scale", "logn")]
             return None
-        if _is_equivalent(pair, pair.product_level):
+        if _agree(pair, pair.product_level):
             self._note(
                 pair, "q and k", equivalence.of_vectors(pair), "queries and keys differ, and their products do not"
             )
@@ -425,13 +429,8 @@ MENDED = 1e-3
 """Final scores agree if so little is left of what queries and keys differ by: a scale that was set with few digits."""
 
 
-def _is_equivalent(pair: SitePair, scores: np.ndarray | None = None) -> bool:
-    """Whether scores (None: final ones) agree though queries and keys do not."""
-    return _agree(pair, pair.score_level if scores is None else scores)
-
-
 def _agree(pair: SitePair, scores: np.ndarray) -> bool:
-    """Whether scores in pairs that both see agree."""
+    """Whether scores in pairs that both see agree though queries and keys do not."""
     apart = np.hypot(pair.query_level, pair.key_level.max()) / np.sqrt(pair.a.head_dim)
     final = scores / np.maximum(pair.score_size, 1e-300)
     before = np.maximum(apart, pair.raw_level)

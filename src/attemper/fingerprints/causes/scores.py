@@ -102,16 +102,12 @@ def _bias(pair: SitePair) -> Finding | None:
     # A number that all keys of a row share moves no weight.
     count = np.maximum(both.sum(-1, keepdims=True), 1)
     centred = np.where(both, change - change.sum(-1, keepdims=True) / count, 0.0)
-    marked = np.abs(centred) > EXACT * max(size, 1.0) + rounding
-    if not marked.any():
-        return None
-    heads = pair.heads(marked.any((1, 2)))
-    chosen = marked.any((1, 2))
     limit = EXACT * max(size, 1.0) + rounding
-    named = [
-        _by_key(pair, change[chosen], both[chosen], limit),
-        _by_distance(pair, change[chosen], both[chosen], limit),
-    ]
+    chosen = (np.abs(centred) > limit).any((1, 2))
+    if not chosen.any():
+        return None
+    heads = pair.heads(chosen)
+    named = [one(pair, change[chosen], both[chosen], limit) for one in (_by_key, _by_distance)]
     kind, value, left, words = min(named, key=lambda one: one[2])
     if left > ACCEPTED:
         return Finding("scores", STAGE, left, None, heads, "numbers are added to scores by no rule known", own=True)

@@ -91,11 +91,11 @@ def _sources(own: Weights, others: Weights, marks: Marks) -> dict[str, tuple[str
 
 
 def _new(a: Weights, b: Weights, marks: Marks) -> Said:
-    """How far weights are apart; and whether one run's look as one initialiser drew them, of which the other's know
-    nothing.
+    """How far weights are apart; and whether those of one run look as one initialiser draws them, and are unlike the
+    other's.
     """
     said, alike = [], True
-    drawn = {"a": set(range(_INITIALISERS + 1)), "b": set(range(_INITIALISERS + 1))}
+    drawn = {"a": {*range(len(_INITIALISERS))}, "b": {*range(len(_INITIALISERS))}}
     for name, mark in marks.items():
         one, two = (part[name][1:][mark].astype(np.float64) for part in (a, b))
         x, y = one[:, 1:].ravel(), two[:, 1:].ravel()
@@ -115,15 +115,21 @@ def _new(a: Weights, b: Weights, marks: Marks) -> Said:
     return ("not_loaded", f"{words}; looks newly initialised in run {' and '.join(new)}") if new else (None, words)
 
 
-_INITIALISERS = 5
-"""Spreads that initialisers have, beside 0."""
+_INITIALISERS = (
+    lambda rows, columns: 0.02,
+    lambda rows, columns: (3 * columns) ** -0.5,
+    lambda rows, columns: columns**-0.5,
+    lambda rows, columns: (2 / columns) ** 0.5,
+    lambda rows, columns: (2 / (rows + columns)) ** 0.5,
+    lambda rows, columns: 0.0,
+)
+"""Spreads that initialisers give a weight."""
 
 
 def _initialisers(name: str, norms: np.ndarray, blocks: int) -> set[int]:
-    """Which spreads of initialisers weights have, by the norms of some of their blocks; the last is 0."""
+    """Which of them a weight has, by the norms of some of its blocks."""
     rows, columns = weight_shape(name)
     count = rows * columns * len(norms) / blocks
     spread = float(np.linalg.norm(norms)) / count**0.5
-    known = np.array([0.02, (3 * columns) ** -0.5, columns**-0.5, (2 / columns) ** 0.5, (2 / (rows + columns)) ** 0.5])
-    near = np.abs(spread / known - 1) < 3 / (2 * count) ** 0.5 + 0.002
-    return {*np.flatnonzero(near).tolist(), *([len(known)] if spread == 0 else [])}
+    known = [one(rows, columns) for one in _INITIALISERS]
+    return {n for n, one in enumerate(known) if abs(spread - one) <= one * (3 / (2 * count) ** 0.5 + 0.002)}
