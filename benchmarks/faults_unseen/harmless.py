@@ -17,7 +17,7 @@ harmless = Table()
 
 PRENORM = "llama mistral qwen2 qwen3 gemma2 mixtral phi3 gpt_oss gpt2 opt phi gpt_neox vit t5 cohere"
 RMS = "llama mistral qwen2 qwen3 mixtral phi3 gpt_oss t5"
-CENTRED = "gpt2 opt phi gpt_neox"
+CENTRED = "gpt2 opt phi gpt_neox starcoder2"
 GROUPED = "llama mistral qwen2 qwen3 gemma2 mixtral cohere gpt_oss"
 SETTLED = "llama qwen2 gpt2 opt bert phi gpt_neox t5 vit minilm mistral gemma2"
 
@@ -52,6 +52,11 @@ def last_norm(subject: Subject) -> list[tuple[Any, list[Tensor]]]:
         read = [block.weight(part) for block in cross for part in "kv"]
         return [(model.encoder.final_layer_norm, read), (model.decoder.final_layer_norm, [rows(model.lm_head)])]
     return [(at(model, spec.final), [rows(at(model, spec.head))])] if spec.final and spec.head else []
+
+
+def share_turned(subject: Subject) -> float:
+    """Of a head's features, those that the rotary embedding turns."""
+    return getattr(subject.model.config, "rope_parameters", {}).get("partial_rotary_factor", 1.0)
 
 
 def positive(subject: Subject, count: int, spread: float = 0.5) -> Tensor:
@@ -102,10 +107,11 @@ def queries_scaled_and_keys_divided(subject: Subject) -> None:
         query, key = block.weight("q"), block.weight("k")
         size = query.shape[1]
         half = positive(subject, size // 2)
-        scales = torch.cat([half, half])
-        if subject.spec.name == "gpt_neox" or subject.spec.name == "phi":
-            turned = int(size * subject.model.config.rope_parameters["partial_rotary_factor"])
-            scales = torch.cat([half[: turned // 2], half[: turned // 2], positive(subject, size - turned)])
+        turned = int(size * share_turned(subject))
+        pairs = half[: turned // 2]
+        scales = pairs.repeat_interleave(2) if subject.spec.rope == "interleaved" else torch.cat([pairs, pairs])
+        if turned < size:
+            scales = torch.cat([scales, positive(subject, size - turned)])
         for part, factor in (("q", scales), ("k", 1 / scales)):
             block.weight(part).mul_(factor[:, None])
             if (bias := block.bias(part)) is not None:
@@ -166,7 +172,7 @@ def gains_folded(subject: Subject) -> None:
     fold_gains(subject)
 
 
-@harmless("folded", "gpt2 opt phi gpt_neox")
+@harmless("folded", CENTRED)
 def gains_and_biases_folded(subject: Subject) -> None:
     """LayerNorm's bias moves into the biases of the projections behind."""
     for block in subject.blocks:
@@ -281,10 +287,10 @@ def rotary_pairs_turned(subject: Subject) -> None:
 
     for block in subject.blocks:
         size = block.heads[2]
-        share = getattr(subject.model.config, "rope_parameters", {}).get("partial_rotary_factor", 1.0)
-        angles = 3.0 * subject.noise(1, int(size * share) // 2)
+        angles = 3.0 * subject.noise(1, int(size * share_turned(subject)) // 2)
+        pairing = subject.spec.rope or "half"
         for part in "qk":
             weight = block.weight(part)
-            weight.copy_(turned(weight.mT, angles, "half").mT)
+            weight.copy_(turned(weight.mT, angles, pairing).mT)
             if (bias := block.bias(part)) is not None:
-                bias.copy_(turned(bias, angles, "half"))
+                bias.copy_(turned(bias, angles, pairing))

@@ -94,7 +94,9 @@ def rotary_of_the_other_convention(model: Any, wanted: bool | None) -> Iterator[
         if wanted:
             cos, sin = (part[:, None, :, :pairs].repeat_interleave(2, -1) for part in (cos, sin))
         else:
-            cos, sin = (torch.cat([part[:, None, :, ::2]] * 2, -1) for part in (cos, sin))
+            repeated = torch.equal(cos[..., :pairs], cos[..., pairs:])
+            once = slice(pairs) if repeated else slice(None, None, 2)
+            cos, sin = (torch.cat([part[:, None, :, once]] * 2, -1) for part in (cos, sin))
 
         def turn(states: Tensor) -> Tensor:
             wide, kept = states[..., : 2 * pairs], states[..., 2 * pairs :]

@@ -113,11 +113,12 @@ def unloaded_queries_of_all_layers(subject: Subject) -> Expect:
 @loading("not loaded", "llama gpt2 bert qwen2 phi gpt_neox mistral minilm")
 def unloaded_layer(subject: Subject) -> Expect:
     """Every weight of a layer as after initialisation; biases zero, gains one."""
+    one = 0.0 if subject.spec.style == "rms+1" else 1.0
     for name, parameter in subject.block.layer.named_parameters():
         if parameter.ndim > 1:
             parameter.data.copy_(0.02 * subject.like(parameter))
         else:
-            parameter.data.fill_(1.0 if "norm" in name.lower() or "ln_" in name else 0.0).mul_(
+            parameter.data.fill_(one if "norm" in name.lower() or "ln_" in name else 0.0).mul_(
                 0.0 if name.endswith("bias") else 1.0
             )
     return expect("not_loaded", "weights input", at=subject.site(), true="new")
@@ -187,7 +188,7 @@ def value_bias_missing(subject: Subject) -> Expect:
     return expect("values", "bias weights not_loaded", at=subject.site(), true="new")
 
 
-@loading("biases", "gpt2 bert opt phi gpt_neox")
+@loading("biases", "gpt2 bert opt phi gpt_neox starcoder2")
 def output_bias_added_by_each_rank(subject: Subject) -> Expect:
     """Tensor parallel: every rank adds the bias before the sum."""
     not_first(subject)
@@ -346,6 +347,6 @@ def layers_counted_from_one(subject: Subject) -> Expect:
 @loading("layers", "llama qwen2 gpt2 bert minilm")
 def mlp_of_another_layer(subject: Subject) -> Expect:
     not_first(subject)
-    copy_layer(subject, subject.layer + 1, subject.layer, "intermediate" if subject.spec.out else "mlp")
+    copy_layer(subject, subject.layer + 1, subject.layer, subject.spec.readers[0].partition(".")[0])
     here = [(kind, "fair", (subject.site(), after(subject))) for kind in ("weights", "order_of_layers")]
     return expect("input", at=(subject.site(), after(subject)), also=here, true="layers swapped")

@@ -186,7 +186,9 @@ def dress(spec: Spec, model: nn.Module) -> None:
         elif "relative_attention_bias" in name:
             parameter.data = value
         else:
-            inputs = parameter.shape[-2 if "c_" in name or ("gpt_oss" in spec.name and "experts" in name) else -1]
+            inputs = parameter.shape[
+                -2 if (spec.name == "gpt2" and "c_" in name) or ("gpt_oss" in spec.name and "experts" in name) else -1
+            ]
             parameter.data = 0.8 * _matrix(parameter.shape, draw) * inputs**-0.5
     _dress_attention(spec, model)
 

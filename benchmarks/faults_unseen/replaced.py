@@ -62,7 +62,7 @@ def other_activation(subject: Subject) -> Expect:
     not_first(subject)
     replaced = 0
     for module in subject.block.layer.modules():
-        for name in ("act_fn", "act", "activation_fn", "intermediate_act_fn"):
+        for name in ("act_fn", "act", "activation_fn", "intermediate_act_fn", "activation"):
             if hasattr(module, name):
                 setattr(module, name, nn.Tanh())
                 replaced += 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .models import Block, blocks, decoder_blocks, generator
-from .specs import SPECS, Spec
+from .specs import HELD_OUT, SPECS, UNFIT, Spec
 
 
 @dataclass
@@ -111,6 +111,12 @@ def architectures(names: str) -> tuple[str, ...]:
     return tuple(name for name in chosen if name not in dropped)
 
 
+def with_held_out(title: str, case: str, chosen: tuple[str, ...]) -> tuple[str, ...]:
+    """With the held-out ones whose likeness is chosen, and which the case fits."""
+    more = [name for name, like in HELD_OUT.items() if like in chosen and not {title, case} & set(UNFIT[name])]
+    return tuple(dict.fromkeys((*chosen, *more)))
+
+
 class Table:
     """Cases, filled by decorators."""
 
@@ -124,7 +130,8 @@ class Table:
             title = make.__name__
             for label, values in (variants or {"": ()}).items():
                 name = f"{title}-{label}" if label else title
-                self.cases.append(Case(name, group, architectures(names), _bound(make, values)))
+                chosen = with_held_out(title, name, architectures(names))
+                self.cases.append(Case(name, group, chosen, _bound(make, values)))
             return make
 
         return register

@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from typing import Any
 
+from .specs import HELD_OUT
+
 
 def table(title: str, rows: list[dict[str, Any]], key: str, columns: dict[str, Any]) -> str:
     groups = list(dict.fromkeys(row[key] for row in rows))
@@ -36,11 +38,17 @@ SAFE_COLUMNS = {
 
 def report(faults: list[dict[str, Any]], safe: list[dict[str, Any]], listing: bool) -> str:
     parts = []
+    faults, safe = ([{**row, "part": part(row)} for row in rows] for rows in (faults, safe))
     if faults:
-        for title, key in (("fault", "group"), ("architecture", "architecture"), ("type", "setting")):
+        for title, key in (("fault", "group"), ("architecture", "architecture"), ("type", "setting"), ("part", "part")):
             parts.append(table(title, faults, key, FAULT_COLUMNS))
     if safe:
-        for title, key in (("harmless", "group"), ("architecture", "architecture"), ("types", "setting")):
+        for title, key in (
+            ("harmless", "group"),
+            ("architecture", "architecture"),
+            ("types", "setting"),
+            ("part", "part"),
+        ):
             parts.append(table(title, safe, key, SAFE_COLUMNS))
         parts.append("said of harmless pairs: " + str(dict(Counter(row["kind"] for row in safe).most_common())))
     if listing:
@@ -59,7 +67,12 @@ def report(faults: list[dict[str, Any]], safe: list[dict[str, Any]], listing: bo
             for row in safe
             if row["grade"] == "blamed" or row["asymmetric"]
         ]
-    return "\n\n".join(parts[:6]) + "\n\n" + "\n".join(parts[6:])
+    tables = 4 * (bool(faults) + bool(safe))
+    return "\n\n".join(parts[:tables]) + "\n\n" + "\n".join(parts[tables:])
+
+
+def part(row: dict[str, Any]) -> str:
+    return "held out" if row["architecture"] in HELD_OUT else "others"
 
 
 def _counts(rows: list[dict[str, Any]], columns: dict[str, Any]) -> dict[str, int]:
@@ -71,6 +84,9 @@ def summary(faults: list[dict[str, Any]], safe: list[dict[str, Any]]) -> dict[st
     found: dict[str, Any] = {}
     for side, rows, columns in (("faults", faults, FAULT_COLUMNS), ("harmless", safe, SAFE_COLUMNS)):
         found[side] = {"all": {"pairs": len(rows), **_counts(rows, columns)}}
+        for name in ("held out", "others"):
+            chosen = [row for row in rows if part(row) == name]
+            found[side][name] = {"pairs": len(chosen), **_counts(chosen, columns)}
         for case in dict.fromkeys(row["pair"].split()[1] for row in rows):
             chosen = [row for row in rows if row["pair"].split()[1] == case]
             counted = {name: number for name, number in _counts(chosen, columns).items() if number}

@@ -20,8 +20,9 @@ from benchmarks.faults_unseen.judging import (
     symmetric,
 )
 from benchmarks.faults_unseen.models import base, blocks, fresh, inputs, rows
-from benchmarks.faults_unseen.specs import SPECS
+from benchmarks.faults_unseen.specs import HELD_OUT, SPECS, UNFIT
 from benchmarks.faults_unseen.subjects import Case, expect
+from benchmarks.faults_unseen.tables import report, summary
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,41 @@ def test_there_are_enough_pairs_of_enough_architectures():
         assert counts.total() >= fewest
         names = [case.name for case in cases]
         assert len(set(names)) == len(names)
+
+
+def test_held_out_architectures_have_the_cases_of_their_likeness_that_fit():
+    assert not set(HELD_OUT) & set(HELD_OUT.values())
+    for cases, fewest in ((benchmark.FAULTS, 40), (benchmark.HARMLESS, 24)):
+        for name, like in HELD_OUT.items():
+            own = {case.name for case in benchmark.wanted(cases, name, "")}
+            missing = {case.name for case in benchmark.wanted(cases, like, "")} - own
+            assert len(own) >= fewest
+            assert all({case, case.partition("-")[0]} & set(UNFIT[name]) for case in missing)
+
+
+def test_held_out_architectures_are_counted_apart():
+    said = {"pair": "x case float32", "group": "scale", "setting": "float32", "kind": "scale", "best": "scale"}
+    judged = {
+        **said,
+        "false_numbers": [],
+        "asymmetric": False,
+        "overclaims": [],
+        "value": None,
+        "there": "",
+        "back": "",
+    }
+    faults = [
+        {**judged, "architecture": "llama", "grade": "right"},
+        {**judged, "architecture": "glm", "grade": "wrong"},
+    ]
+    safe = [{**judged, "architecture": "glm", "grade": "blamed"}]
+    text = report(faults, safe, True)
+    assert "| held out | 1 | 0 | 0 | 1 | 0 | 0 | 0 |" in text
+    assert "| others | 1 | 1 | 0 | 0 | 0 | 0 | 0 |" in text
+    assert "| held out | 1 | 0 | 1 | 0 | 0 | 0 |" in text
+    counted = summary(faults, safe)
+    assert counted["faults"]["held out"]["wrong"] == counted["harmless"]["held out"]["blamed"] == 1
+    assert counted["faults"]["others"]["right"] == 1
 
 
 def test_views_of_projections_are_what_the_model_computes_with():
