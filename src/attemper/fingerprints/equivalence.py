@@ -120,14 +120,10 @@ def with_rounding(pair: SitePair) -> SitePair:
 
 
 def with_epsilon(pairs: list[SitePair]) -> list[SitePair]:
-    """The sites with what the epsilon of norms explains, if the residual stream of one run is longer: the first norm
-    then divides by other lengths and by nothing else.
-    """
-    first = pairs[0]
-    level = first.level(first.input)
-    if first.stretch == 1.0 or level > EPSILON or not is_longer(first):
-        return pairs
-    return [replace(pair, weights=level) for pair in pairs]
+    """The sites with what the epsilon of norms explains, if the residual stream of one run is longer."""
+    level = pairs[0].level(pairs[0].input)
+    small = pairs[0].stretch != 1.0 and level <= EPSILON
+    return [replace(pair, weights=level) for pair in pairs] if small else pairs
 
 
 def is_longer(pair: SitePair) -> bool:

@@ -112,7 +112,8 @@ def _new(a: Weights, b: Weights, marks: Marks) -> Said:
             drawn[run] &= _initialisers(name, part[:, 0], len(mark))
     new = [run for run, found in drawn.items() if found and alike]
     words = "; ".join(said)
-    return ("not_loaded", f"{words}; looks newly initialised in run {' and '.join(new)}") if new else (None, words)
+    # Where both look new, as in models that were never trained, neither says of itself that it was not loaded.
+    return ("not_loaded", f"{words}; looks newly initialised in run {new[0]}") if len(new) == 1 else (None, words)
 
 
 _INITIALISERS = (
