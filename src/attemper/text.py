@@ -149,11 +149,11 @@ def _several(ending: re.Match[str]) -> str:
     return f"{ending[1]}ies" if ending[1] else f"{ending[2]}es" if ending[2] else "s"
 
 
-def listed(names: Sequence[str], most: int, separator: str = ", ") -> str:
+def first_of(names: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first ``most`` of ``names``, and how many more there are.
 
     Example:
-        >>> listed(["a", "b", "c"], 2)
+        >>> first_of(["a", "b", "c"], 2)
         'a, b, and 1 more'
     """
     rest = len(names) - most

@@ -136,7 +136,7 @@ def _named(scan: attemper.Scan) -> str:
 def test_a_model_that_does_not_attend_says_what_its_layers_are(seen: Callable[..., None]) -> None:
     (architecture,) = (one for one in ARCHITECTURES if one.title == "Mamba 2")
     model, batch = architecture.build(), architecture.batch(None)
-    told = r"saw no attention in Mamba2ForCausalLM, and there is none to measure: .*\(state space\)"
+    told = r"saw no attention in Mamba2ForCausalLM, and there is none to measure"
     for read in (lambda: attemper.scan(model, [batch]), lambda: watched(model, batch)):
         with pytest.raises(InputError, match=told) as error:
             read()

@@ -17,7 +17,7 @@ from attemper.control.temper import Tempered, temper
 from attemper.control.temperature_file import place, read, write
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
-from attemper.text import clean, count, listed
+from attemper.text import clean, count, first_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -90,7 +90,7 @@ class Calibration:
             )
         if self.at_bounds:
             return (
-                f"temperatures are held by a bound of {self.bounds}, at {listed(self.at_bounds, 4)}: the least loss "
+                f"temperatures are held by a bound of {self.bounds}, at {first_of(self.at_bounds, 4)}: the least loss "
                 "may lie beyond, or the temperature does not matter there. Calibrate with wider bounds= or other sites="
             )
         return None

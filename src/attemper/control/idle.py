@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 
 from attemper.sites.find import Site
-from attemper.text import clean, count, cut, listed
+from attemper.text import clean, count, cut, first_of
 
 NAMED = 4
 """So many sites are named in a warning; the others are counted."""
@@ -36,7 +36,7 @@ class IdleSites:
 
 def warn_idle(where: str, lead: str, reasons: Mapping[str, str]) -> None:
     """Warns of sites, by name, that have no effect for these reasons."""
-    named = listed([f"{clean(name)}: {cut(clean(reason), 200)}" for name, reason in reasons.items()], NAMED, "; ")
+    named = first_of([f"{clean(name)}: {cut(clean(reason), 200)}" for name, reason in reasons.items()], NAMED, "; ")
     advice = ["Leave sites out with sites= if this is meant."]
     if "is in eval mode" in reasons.values():
         advice.insert(0, "Only training counts: call model.train() before the forward pass.")

@@ -24,7 +24,7 @@ from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.act import modules_with_normalizer
 from attemper.sites.mixers import UNREAD
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap
-from attemper.text import call_of, clean, count, cut, listed
+from attemper.text import call_of, clean, count, cut, first_of
 
 ADVICE = (
     "Seen are transformers models, calls of F.scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention, "
@@ -78,7 +78,7 @@ def why_nothing(where: str, model: nn.Module, skipped: Iterable[Skipped], hint: 
 def why_not_all(model: nn.Module, skipped: Mapping[str, str]) -> str:
     """What to say of a model of which some parts, by name, were not measured, and why."""
     lines = [f"{clean(name)}: {cut(clean(reason), 200)}" for name, reason in by_reason(skipped.items())]
-    told = listed(lines, MOST_LINES, "\n  ")
+    told = first_of(lines, MOST_LINES, "\n  ")
     parts, were = count(len(skipped), "part"), "was" if len(skipped) == 1 else "were"
     return f"{parts} of {class_name(unwrap(model))} {were} not measured:\n  {told}"
 

@@ -20,7 +20,7 @@ from attemper.monitor.head_weights import HeadWeights, SiteCall, WeightsCollecto
 from attemper.monitor.model import check_model, why_nothing
 from attemper.readings.labels import layer_of
 from attemper.sites.padding import CallContext
-from attemper.text import count, listed
+from attemper.text import count, first_of
 
 MOST_LISTED = 20
 """Sites that an error lists."""
@@ -188,7 +188,7 @@ def _chosen_call(
     site_of = collector.call_sites.site
     seen = {one: name for one in collector.seen if (name := site_of(one.number.site, one.mode)) in sites}
     names = list(dict.fromkeys(seen.values()))
-    known = listed(names, MOST_LISTED)
+    known = first_of(names, MOST_LISTED)
     skipped = {entry.name: entry.reason for entry in found.skipped}
     if site is not None and site not in names and site in skipped:
         raise InputError(f"pattern(site={site!r}): it was not measured: {skipped[site]}.")
@@ -207,7 +207,7 @@ def _chosen_call(
     modules = {one.number.name for one in asked}
     if len(modules) > 1:
         where, those = "the model" if layer is None else f"layer {layer}", dict.fromkeys(seen[one] for one in asked)
-        several = listed(list(those), MOST_LISTED)
+        several = first_of(list(those), MOST_LISTED)
         raise InputError(f"pattern: {where} has several sites, name one by site=: {several}.")
     calls = f"{modules.pop()} attends {len(asked)} times in this pass"
     if call is None and len(asked) > 1:

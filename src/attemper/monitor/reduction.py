@@ -31,7 +31,7 @@ from attemper.monitor.slots import MergedSample, Slots, identity
 from attemper.monitor.snapshot import Snapshot
 from attemper.readings.calls import Modules, joint_label, reasons, uneven
 from attemper.readings.sample import SiteKey, SiteLabel
-from attemper.text import call_of, clean_name, listed
+from attemper.text import call_of, clean_name, first_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -230,7 +230,7 @@ class Reduction:
         return zip(self.ranks, tables, strict=True)
 
     def _disagree(self, differences: Sequence[str]) -> InputError:
-        told = listed(differences, MOST_TOLD, "; ")
+        told = first_of(differences, MOST_TOLD, "; ")
         return InputError(f"The ranks do not hold the same part of the model: {told}. {NAME_THE_GROUP}")
 
     # --- collectives ---

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
 from attemper.readings.sample import JUDGED, RANK_DIFFERENCE
-from attemper.text import clean, listed
+from attemper.text import clean, first_of
 from attemper.text import number as shown
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
@@ -442,7 +442,7 @@ def lines(alarms: Iterable[Alarm], told: set[str]) -> Iterator[tuple[str, bool]]
         told: sentences of advice that the log has already, which are not said again; grows.
     """
     for (severity, kind), found in by_kind(tuple(alarms)).items():
-        where = listed([alarm.message for alarm in found], MOST_PLACES, "; ")
+        where = first_of([alarm.message for alarm in found], MOST_PLACES, "; ")
         advice = [one for one in _SENTENCE_END.split(found[0].advice) if one not in told]
         told.update(advice)
         yield clean(" ".join([f"{severity} {kind}: {where}.", *advice])), is_heard(found[0])

@@ -17,7 +17,7 @@ from attemper.readings.reading import Reading, SiteReading
 from attemper.readings.sample import SiteKey
 from attemper.readings.schema import SCHEMA
 from attemper.statistics import SHOWN, SHOWN_BY_NAME
-from attemper.text import count, counts, listed
+from attemper.text import count, counts, first_of
 
 if TYPE_CHECKING:
     import pandas
@@ -316,7 +316,7 @@ def _means(sites: Mapping[SiteKey, SiteReading], others: Mapping[SiteKey, SiteRe
 
 
 def _names(sites: Mapping[SiteKey, SiteReading]) -> str:
-    return listed([f"{name} ({mode})" for name, _, mode in sites], 3) or "none"
+    return first_of([f"{name} ({mode})" for name, _, mode in sites], 3) or "none"
 
 
 def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:

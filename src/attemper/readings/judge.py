@@ -227,7 +227,7 @@ class Judge:
         figures = self._figures(kind, measure, found, step)
         begins = on & ~old.on
         seen = on & ~np.isnan(measure)
-        value, worst = figures[_given(kind)], old.figures[WORST, _given(kind)]
+        value, worst = figures[_figure(kind)], old.figures[WORST, _figure(kind)]
         further = value > worst if _rings_above(kind) else value < worst
         taken = np.stack([begins, begins | (seen & further), seen])
         origins = {column: origin for column, origin in old.origins.items() if on[column]}
@@ -314,7 +314,7 @@ class Judge:
 
     def _alarm(self, kind: AlarmKind, state: KindState, column: int, ended: int | None = None) -> Alarm:
         first, worst, latest = state.figures[:, :, column].tolist()
-        value, limit = _given(kind), None if kind.limit is None else float(self._bounds[kind.name][column])
+        value, limit = _figure(kind), None if kind.limit is None else float(self._bounds[kind.name][column])
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
             None if kind.whole else self._columns.head(column),
@@ -351,7 +351,7 @@ def _rings_above(kind: AlarmKind) -> bool:
     return (LAWS[kind.law].side or kind.side) == "above"
 
 
-def _given(kind: AlarmKind) -> int:
+def _figure(kind: AlarmKind) -> int:
     """What its alarms give as their value."""
     return NOW if kind.law == "fall_from_baseline" else MEASURE
 

@@ -272,11 +272,11 @@ _THOUSANDS = re.compile(r"\d{4,}\.\d+")
 def _group_thousands(found: Message) -> Message:
     """Numbers of 1,000 and more as a page has them everywhere: ``1,633``, where the message says 1633.4."""
 
-    def grouped(value: Any) -> Any:
+    def with_groups(value: Any) -> Any:
         return _group_thousands(value) if isinstance(value, Message) else value
 
     values = {
-        name: float(value) if _THOUSANDS.fullmatch(str(value)) else grouped(value)
+        name: float(value) if _THOUSANDS.fullmatch(str(value)) else with_groups(value)
         for name, value in found.values.items()
     }
     return Message(found.key, values)

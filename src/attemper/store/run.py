@@ -26,7 +26,7 @@ from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
 from attemper.store.verdict import Verdict, why_unmeasured
-from attemper.text import clean, clean_name, count, listed
+from attemper.text import clean, clean_name, count, first_of
 
 if TYPE_CHECKING:
     import pandas
@@ -387,7 +387,7 @@ class Run:
             ways = ", ".join(map(str, (label.key for label in meant)))
             raise InputError(f"site {site!r} was seen in several ways: {ways}. Name one of these, or say mode='train'.")
         names = tuple(dict.fromkeys(label.name for label in known.values()))
-        has = listed([*map(repr, names)], 3)
+        has = first_of([*map(repr, names)], 3)
         raise InputError(f"site {site!r} is not in {self._called}. It has {has}.{did_you_mean(site, names)}")
 
     def _place(self, head: int, labels: Sequence[SiteLabel]) -> int:

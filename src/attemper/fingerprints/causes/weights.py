@@ -91,9 +91,7 @@ def _sources(own: Weights, others: Weights, marks: Marks) -> dict[str, tuple[str
 
 
 def _new(a: Weights, b: Weights, marks: Marks) -> Said:
-    """How far weights are apart; and whether those of one run look as one initialiser draws them, and are unlike the
-    other's.
-    """
+    """How far weights are apart; and whether those of one run alone look as an initialiser draws them."""
     said, alike = [], True
     drawn = {"a": {*range(len(_INITIALISERS))}, "b": {*range(len(_INITIALISERS))}}
     for name, mark in marks.items():
