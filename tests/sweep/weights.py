@@ -196,7 +196,9 @@ class _Watcher(TorchDispatchMode):
         whole, empty = (sums - 1).abs() < 1e-4, sums == 0
         if bool((whole | empty).all() & whole.any()):
             soft = any(name == self._place()[0] and part.numel() == grid.numel() for name, part in self._soft)
-            return grid if soft or bool(((grid > 0) & (grid < 1)).any()) else None
+            # Without a softmax, rows of equal numbers are means over fixed places, and rows of a single 1 are choices.
+            lowest = grid.masked_fill(grid == 0, math.inf).amin(-1)
+            return grid if soft or bool(((grid.amax(-1) - lowest > 1e-6) & whole).any()) else None
         # Where a sink has taken its part, what is left is a softmax without its last column.
         for name, soft in self._soft:
             if name == self._place()[0] and soft.shape[-1] == grid.shape[-1] + 1:
