@@ -22,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import attemper
 from attemper.errors import InputError
 from attemper.readings.labels import kind_of, pattern_of
+from attemper.sites.mixers import UNREAD
 from tests.sweep import batches as inputs
 from tests.sweep import page
 from tests.sweep.shrink import RECIPES, mended, shrunk
@@ -290,10 +291,16 @@ def _sort(found: Verdict, faults: list[str]) -> None:
     if faults:
         found.verdict, found.reasons = "wrong", list(dict.fromkeys(faults))[:12]
     elif found.skipped or not found.sites:
-        none = "no attention in it: its layers mix tokens otherwise" if found.layers else "no attention in it"
-        found.verdict, found.reasons = "skipped", sorted(set(found.skipped.values())) or [none]
+        found.verdict, found.reasons = "skipped", sorted(set(found.skipped.values())) or [_nothing(found.layers)]
     else:
         found.verdict = "exact"
+
+
+def _nothing(layers: Mapping[str, str]) -> str:
+    """Why a model has no site though nothing was skipped."""
+    if UNREAD in layers.values():
+        return f"{UNREAD} in modules whose name says attention: named, not read"
+    return "no attention in it: its layers mix tokens otherwise" if layers else "no attention in it"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"^mamba_(chunk_size|d_ssm)$", 128),
     (r"^linear_num_key_heads$", 2),
     (r"^linear_num_value_heads$", 4),
-    (r"^linear_(key|value)_head_dim$", 8),
+    (r"^linear_num_heads$", HEADS),
+    (r"^linear_((key|value)_)?head_dim$", 8),
     (r"^(sliding_window|local_window_size|attention_chunk_size|sliding_window_size)$", 7),
     (r"^block_size$|landmarks$", 8),
 )
