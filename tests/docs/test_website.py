@@ -96,6 +96,10 @@ def test_a_chinese_page_holds_the_code_the_links_and_the_headings_of_the_english
     assert len(re.findall("[一-鿿]", texts[1])) > 100
 
 
+def without_digits(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "#", text)
+
+
 def without_languages(text: str) -> str:
     return re.sub(r"^\[(?:English|中文)\]\([\w.-]+\)\n", "", text, flags=re.MULTILINE)
 
@@ -116,7 +120,8 @@ def test_the_tutorial_runs_in_both_languages_as_one(
     assert {alarm.kind for alarm in names["run"].alarms()} >= {"logits", "logit_growth", "layer_fallen"}
     quoted = re.findall(r"^attemper: (step .*?) \.\.\.$", page, re.M)
     assert len(quoted) == 2
-    assert all(line in caplog.text for line in quoted), caplog.text
+    said = without_digits(caplog.text)  # so do the numbers of a training that goes wrong
+    assert all(without_digits(line) in said for line in quoted), caplog.text
     assert "step 45:" not in caplog.text, "QKClip, which looks at every step, rings no alarm of its own"
 
 
