@@ -35,7 +35,9 @@ for question in json.loads(sys.argv[1]):
 @functools.cache
 def asked(*questions: str) -> dict[str, tuple[str, set[str]]]:
     """What each prints in one fresh interpreter, in which those before it have run, and what is loaded after it."""
-    command = [sys.executable, "-W", "error", "-c", ASK, json.dumps(questions)]
+    # An older typer imports what the newest click is about to drop.
+    warnings = ("-W", "error", "-W", "default::DeprecationWarning:typer")
+    command = [sys.executable, *warnings, "-c", ASK, json.dumps(questions)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -36,6 +36,8 @@ SAMPLE = {
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_model_that_is_made_small_by_rule_is_read_exactly_or_named_with_the_reason(name: str) -> None:
+    if name not in all_types():
+        pytest.skip(f"this transformers has no {name}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # models warn of what this is not about
         found = judge(name)
