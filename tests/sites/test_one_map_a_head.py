@@ -240,3 +240,27 @@ def test_a_mix_of_layers_for_each_token_has_no_heads_and_is_named(queries: int) 
         assert (skipped.name, skipped.reason.partition(",")[0]) == (
             "1", "its queries are the same along the axis of heads"
         )  # fmt: skip
+
+
+def test_a_mix_of_layers_through_the_registry_of_transformers_is_named_too() -> None:
+    tf = pytest.importorskip("transformers")
+
+    class Mix(tf.PreTrainedModel):
+        config_class = tf.PretrainedConfig
+
+        def __init__(self) -> None:
+            super().__init__(tf.PretrainedConfig())
+            self.query, self.num_key_value_groups = nn.Parameter(torch.randn(3, 32)), 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            layers = torch.stack((x, 2 * x, x.flip(1)), 2)
+            query = self.query.expand(*x.shape[:2], -1, -1)
+            function = tf.AttentionInterface().get_interface("sdpa", None)
+            return function(self, query, layers, layers, None, is_causal=False)[0]
+
+    model = nn.Sequential(Attention(F.scaled_dot_product_attention), Mix()).eval()
+    for read in _read(model, torch.randn(2, 16, 32)):
+        reading = read()
+        assert [site.name for site in reading.sites] == ["0"]
+        assert [skipped.name for skipped in reading.skipped] == ["1"]
+        assert "the same along the axis of heads" in reading.skipped[0].reason

@@ -263,6 +263,16 @@ def heads_of(module: nn.Module) -> int:
     return _count(module) or 0
 
 
+def refuse_shared_queries(module: nn.Module, query: Tensor, key: Tensor) -> None:
+    """Raises where queries are expanded along the axis of heads, and keys are not: that axis is then one of tokens."""
+    if query.dim() == 4 and query.shape[1] not in (1, heads_of(module)) and query.stride(1) == 0 != key.stride(1):
+        raise UnsupportedCallError(
+            module,
+            "its queries are the same along the axis of heads, which is then one of tokens (a learned mix of layers, "
+            "say); if it is one of heads, put attemper.tap beside it",
+        )
+
+
 def stated_heads(module: nn.Module) -> int | None:
     """The number of heads that a module, or its configuration, names; None where neither does."""
     return _count(module) or _count(getattr(module, "config", None))

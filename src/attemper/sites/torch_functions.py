@@ -47,6 +47,7 @@ from attemper.sites.observation import (
     heads_of,
     mark_reported,
     mask_like,
+    refuse_shared_queries,
     report,
 )
 from attemper.sites.padding import hides
@@ -173,12 +174,7 @@ def read_sdpa(
             module, "its queries and keys are nested tensors: pad them, or put attemper.tap beside it"
         )
     heads = heads_of(module)
-    if query.dim() == 4 and query.shape[1] not in (1, heads) and query.stride(1) == 0 != key.stride(1):
-        raise UnsupportedCallError(
-            module,
-            "its queries are the same along the axis of heads, which is then one of tokens (a learned mix of layers, "
-            "say); if it is one of heads, put attemper.tap beside it",
-        )
+    refuse_shared_queries(module, query, key)
     options = Options(**{name: given[name] for name in ("scale", "is_causal", "enable_gqa") if name in given})
     if not options.enable_gqa and query.shape[:-2] != key.shape[:-2]:
         # Leading axes broadcast before they are read as batch and heads.

@@ -42,6 +42,7 @@ from attemper.sites.observation import (
     current,
     guard,
     mark_reported,
+    refuse_shared_queries,
     report,
 )
 from attemper.sites.tap import tap_call
@@ -308,12 +309,16 @@ class _Reporting:
         return result
 
     def _read(self, module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> AttentionCall:
-        return replace(self.reader(module, query=query, key=key, **given), places=places((query, key)))
+        return replace(self._call(module, query, key, **given), places=places((query, key)))
+
+    def _call(self, module: nn.Module, query: Tensor, key: Tensor, **given: Any) -> AttentionCall:
+        refuse_shared_queries(module, query, key)
+        return self.reader(module, query=query, key=key, **given)
 
     def _report(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, result: Any, given: dict[str, Any]
     ) -> None:
-        reader = partial(self.reader, query=query, key=key)
+        reader = partial(self._call, query=query, key=key)
         made = result[0] if isinstance(result, tuple) else result
         output = made.transpose(1, 2) if isinstance(made, Tensor) and made.dim() == 4 else None
         report(reader, (), given, module, places((query, key)), value=value, output=output)
