@@ -11,7 +11,7 @@ import attemper
 def test_keys_of_another_length_than_queries_are_compared():
     torch.manual_seed(0)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 60}
-    model = T5Model(T5Config(**sizes, attn_implementation="eager")).eval()
+    model = T5Model(T5Config(**sizes)).eval()
     batch = {"input_ids": torch.randint(60, (2, 70)), "decoder_input_ids": torch.randint(60, (2, 60))}
     a = attemper.fingerprint(model, [batch])
     with torch.no_grad():

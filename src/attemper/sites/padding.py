@@ -191,7 +191,7 @@ class CallContext:
         if own is not None and unclear:
             own = own | ~own.any()  # no batch is all padding
         for padding in map(arguments.get, _PADDING.get(own_class(module), ())):
-            own = ~hides(padding) if _token_mask(padding) is not None else own
+            own = ~hides(padding) if isinstance(padding, Tensor) and _token_mask(padding) is not None else own
         past = _past((kwargs.get("cache"), *args, *kwargs.values()))
         self.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=_token_ids(module, arguments)))
 

@@ -131,7 +131,7 @@ def _size(first: np.ndarray, places: np.ndarray, moved: np.ndarray) -> int | Non
 
 def _documents(pair: SitePair, differs: np.ndarray) -> _Named | None:
     """Rows of one run see less: keys of a stretch of their sequence alone; or of other stretches than the other's."""
-    which, mark = pair.a.rows[:, 0], differs.any(0)
+    which, mark = pair.a.rows[:, 0], np.asarray(differs.any(0))
     if pair.a.kind != "self":
         return None
     stretches = {run: _stretches(pair, site, np.ones_like(mark)) for run, site in (("a", pair.a), ("b", pair.b))}
