@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import attemper
 from attemper import Store
 from attemper.store import filesystem, place, schema
 from attemper.store.place import place_of
@@ -103,3 +104,15 @@ def test_where_the_temporary_folder_is_no_better_there_is_no_log_beside_the_file
     assert tables.rows("PRAGMA journal_mode") == [("delete",)]
     tables.close()
     run.close()
+
+
+def test_a_relative_path_is_of_the_folder_in_which_the_watch_began(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    writer = open_writer("runs/a")
+    monkeypatch.chdir("elsewhere")
+    for step in range(3):
+        assert writer.take(sample(step))
+    writer.close()
+    assert writer.dropped == 0
+    assert list(attemper.open_run("../runs/a").steps) == [0, 1, 2]

@@ -56,3 +56,11 @@ def test_a_url_without_fsspec_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(MissingExtraError, match=r"a run at s3:// needs the package fsspec.*attemper\[parquet\]"):
         open_target("s3://bucket/run")
+
+
+def test_a_relative_path_is_of_the_folder_in_which_it_was_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    target = open_target("run")
+    monkeypatch.chdir(tmp_path.parent)
+    target.write("one", b"1")
+    assert (tmp_path / "run" / "one").read_bytes() == b"1"

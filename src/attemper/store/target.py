@@ -27,13 +27,13 @@ class Target(Protocol):
 
 
 def open_target(path: str | os.PathLike[str]) -> Target:
-    """The target that a path or a URL names.
+    """The target that a path or a URL names; a relative path is of the folder in which the process stands now.
 
     Raises:
         MissingExtraError: a URL needs fsspec.
         OSError: the folder cannot be made.
     """
-    return UrlTarget(str(path)) if "://" in os.fspath(path) else FolderTarget(Path(path))
+    return UrlTarget(str(path)) if "://" in os.fspath(path) else FolderTarget(Path(path).absolute())
 
 
 class FolderTarget:
