@@ -11,7 +11,7 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import Fingerprint, SiteFingerprint
+from attemper.fingerprints.record import Fingerprint, ModelOutput, SiteFingerprint
 from attemper.text import clean, clean_name, count
 
 _BY_ROW = ("residual", "input", "attended", "change", "grams")
@@ -106,13 +106,11 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
             f"explain: site {number} ({clean_name(a.name)}) keeps {count(a.query.shape[1], 'place')} of vectors in a "
             f"and {b.query.shape[1]} in b: take both fingerprints with the same version."
         )
-    places = {row: place for place, row in enumerate(_occurrences(b.rows))}
-    both = [(place, places[row]) for place, row in enumerate(_occurrences(a.rows)) if row in places]
-    if not both:
+    one, two = _common_rows(a.rows, b.rows)
+    if not len(one):
         raise InputError(
             f"explain: site {number} ({clean_name(a.name)}) has no row that both keep: take both with the same rows=."
         )
-    one, two = (np.array(part) for part in zip(*both, strict=True))
     heads = [head for head in a.numbers if head in b.numbers]
     if not heads:
         raise InputError(
@@ -120,6 +118,22 @@ def _pair(number: int, a: SiteFingerprint, b: SiteFingerprint) -> SitePair:
             f"{_head_list(b)} in b: take both with the same heads=."
         )
     return SitePair(number, _heads(_rows(a, one), heads), _heads(_rows(b, two), heads))
+
+
+def outputs_of(a: ModelOutput | None, b: ModelOutput | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """Sketches of what two models give, in the rows that both keep; None where they cannot be compared."""
+    if a is None or b is None or a.width != b.width:
+        return None
+    one, two = _common_rows(a.rows, b.rows)
+    return (a.sketch[one], b.sketch[two]) if len(one) else None
+
+
+def _common_rows(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where rows that stand in both are in the one, and in the other."""
+    places = {row: place for place, row in enumerate(_occurrences(b))}
+    both = [(place, places[row]) for place, row in enumerate(_occurrences(a)) if row in places]
+    one, two = np.array(both, int).reshape(-1, 2).T
+    return one, two
 
 
 def _occurrences(rows: np.ndarray) -> list[tuple[int, ...]]:

@@ -9,7 +9,6 @@ import numpy as np
 from attemper.fingerprints import floor
 from attemper.fingerprints.finding import Finding
 from attemper.fingerprints.pair import SitePair, sketch_difference
-from attemper.fingerprints.record import ModelOutput
 
 CANCELLED = {"attended": 0.5, "change": 0.25}
 """What the attending module, or a block, gives agrees if it differs by at most so much of what the difference inside
@@ -32,7 +31,7 @@ def agrees(pair: SitePair) -> bool:
 
 
 def follows(pair: SitePair, inside: float = np.inf) -> bool:
-    """The same of heads in another order; it must be less than what differs ``inside`` makes of it."""
+    """Whether one of the two is the same, rounding aside; and less than what a difference ``inside`` makes of it."""
     levels = _levels(pair).items()
     return any(lv < CANCELLED[name] * inside and floor.times(lv, floor.states(pair, name)) <= 1 for name, lv in levels)
 
@@ -138,15 +137,3 @@ def of_rounding(pair: SitePair) -> Finding:
     run, site = max(("a", pair.a), ("b", pair.b), key=lambda one: one[1].weight_error or 0.0)
     words = f"weights of run {run} are rounded to {site.weight_bits} bits"
     return Finding("rounded", "q and k", 0.0, float(site.weight_bits or 0), message=words)
-
-
-def output_rows(a: ModelOutput | None, b: ModelOutput | None) -> np.ndarray | None:
-    """How far the outputs of two models are apart in each row that both keep; None where they cannot be compared."""
-    if a is None or b is None or a.width != b.width:
-        return None
-    places = {tuple(row): place for place, row in enumerate(b.rows.tolist())}
-    both = [(place, places[tuple(row)]) for place, row in enumerate(a.rows.tolist()) if tuple(row) in places]
-    if not both:
-        return None
-    one, two = (np.array(part) for part in zip(*both, strict=True))
-    return sketch_difference(a.sketch[one], b.sketch[two])

@@ -14,11 +14,11 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.fingerprints import equivalence, finite, floor
-from attemper.fingerprints.align import align, other_padding
+from attemper.fingerprints.align import align, other_padding, outputs_of
 from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import Explanation, Remark
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
-from attemper.fingerprints.pair import SitePair
+from attemper.fingerprints.pair import SitePair, sketch_difference
 from attemper.fingerprints.prediction import REPRODUCED, slope
 from attemper.fingerprints.record import Fingerprint
 from attemper.text import clean_name, count
@@ -50,6 +50,8 @@ ORDER = (
 """Stages of a site, and of what is behind the last."""
 SMALLER = 0.6
 """Queries or keys do not follow what enters the attention if they differ by so much less."""
+UNSEEN = "was not kept in both, or is of other widths"
+"""Of what the models give, where it cannot be compared."""
 TAKEN_BACK = 0.02
 """A cause that leaves so little of how queries and keys differ says that what enters the attention does not."""
 
@@ -82,10 +84,11 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
         return Explanation("padding", site, "visible keys", "all sites", None, 0.0, "high", (), words)
     pairs = align(a, b)
     lost = {pair.number: found for pair in pairs if (found := finite.find(pair, pairs))}
-    lost |= {len(pairs): found} if (found := finite.of_output(a.output, b.output)) else {}
+    sketches = outputs_of(a.output, b.output)
+    lost |= {len(pairs): found} if sketches and (found := finite.of_output(sketches)) else {}
     pairs = [pair if pair.number in lost else equivalence.in_order(pair) for pair in pairs]
     pairs = pairs if lost else equivalence.with_epsilon(pairs)
-    output = None if len(pairs) in lost else equivalence.output_rows(a.output, b.output)
+    output = sketch_difference(*sketches) if sketches and len(pairs) not in lost else None
     found = _Walk(pairs, output, lost).explanation()
     differing = [pair for pair in pairs if pair.a.weight_bits != pair.b.weight_bits]
     numbers = [pair.number for pair in pairs if clean_name(pair.a.name) == found.site]
@@ -274,23 +277,20 @@ class _Walk:
                 self._small.append((pair, "q and k", largest))
             for found in vectors.factor_of_products(pair):
                 sure = found.residual < 0.9 and abs((found.value or 1) - 1) > SURE * vector
-                return (
-                    found
-                    if sure and found.reproduced and not pair.weights and not _agree(pair, pair.score_level)
-                    else None
-                )
+                sure = sure and found.reproduced and not pair.weights and not _agree(pair, pair.score_level)
+                return found if sure else None
             return None
-        found = vectors.all_zero(pair)
-        if found is not None and not _agree(pair, pair.score_level):
+        found, agree = vectors.all_zero(pair), _agree(pair, pair.score_level)
+        if found is not None and not agree:
             own[:] = [one for one in own if one.kind != "key_rounding"]  # zeros lie on any grid
             return replace(found, kind=self._by_weights(pair, found).kind)
         rounded = [found for found in own if found.kind == "key_rounding"]
         if rounded:
             return rounded[0]
-        if any(one.kind == "documents" for one in own) and _agree(pair, pair.score_level):
+        if agree and any(one.kind == "documents" for one in own):
             return None  # positions start anew in each document: products of pairs that both see are the same
         best, self._second = best_of(pair)
-        if _agree(pair, pair.score_level):
+        if agree:
             words = "queries and keys differ" if best is None else best.message
             relative = float((pair.score_level / np.maximum(pair.score_size, 1e-300)).max())
             words += f", and so does what makes scores of them: final scores agree to {relative:.1g} of their size"
@@ -373,15 +373,12 @@ class _Walk:
             found = min(
                 (one for pair, one in self._equivalent if pair is first), key=lambda one: ORDER.index(one.stage)
             )
-            said = (
-                "was not kept in both, or is of other widths" if level is None else f"agrees to {level:.1g} of its size"
-            )
+            said = UNSEEN if level is None else f"agrees to {level:.1g} of its size"
             words = f"the same function in other weights, and what the model gives {said}"
             found = Finding("equivalent", found.stage, 0.0, message=words)
             sites = len({other.number for other, _ in self._equivalent})
             return Explanation.of(first, found, sites, len(self.pairs), self._transforms())
-        unseen = "was not kept in both, or is of other widths"
-        unseen = "" if level is not None else f"; what the models give {unseen}"
+        unseen = f"; what the models give {UNSEEN}" if level is None else ""
         same = self._output is None or not self._output.any()
         if same and all(pair.identical for pair in self.pairs):
             return Explanation.plain("none", f"every number of both fingerprints is the same{unseen}")

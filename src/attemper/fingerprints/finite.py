@@ -6,7 +6,7 @@ import numpy as np
 
 from attemper.fingerprints.finding import Finding
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import ModelOutput, SiteFingerprint
+from attemper.fingerprints.record import SiteFingerprint
 
 _CERTAIN = ("query", "key", "final")
 _STAGES = {"residual": ("input", "residual"), "input": ("input", "input")}
@@ -35,12 +35,9 @@ def every(pair: SitePair, pairs: list[SitePair]) -> list[Finding]:
     return found
 
 
-def of_output(a: ModelOutput | None, b: ModelOutput | None) -> Finding | None:
+def of_output(sketches: tuple[np.ndarray, np.ndarray]) -> Finding | None:
     """The same of what the models give, in rows that both keep."""
-    if a is None or b is None or a.width != b.width:
-        return None
-    bad = [dict(zip(map(tuple, one.rows.tolist()), ~np.isfinite(one.sketch), strict=True)) for one in (a, b)]
-    one, two = (np.array([part[row] for row in bad[0] if row in bad[1]]) for part in bad)
+    one, two = (~np.isfinite(part) for part in sketches)
     return _finding("output", "model output", "output", one, two, None) if one.any() or two.any() else None
 
 

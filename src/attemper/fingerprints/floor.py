@@ -17,6 +17,8 @@ MARGIN = 2.0
 """A stage is beyond rounding if its level is so many times the expected one."""
 EDGE = 0.7
 """From so many times what rounding explains on, a stage is near its edge."""
+ADDED = 0.1
+"""What sums over n features in float32 round by, of sqrt(n) roundings: kernels add up in other orders."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,6 @@ def input_level(pair: SitePair) -> float:
 def _unless_more(level: float, expected: float) -> float:
     """A level; what is expected where it is more than rounding: a fault, or weights behind it take it back."""
     return expected if times(level, expected) > 1 else level
-
-
-ADDED = 0.1
-"""What sums over n features in float32 round by, of sqrt(n) roundings: kernels add up in other orders."""
 
 
 def vectors(pair: SitePair) -> float:

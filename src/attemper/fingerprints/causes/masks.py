@@ -134,7 +134,6 @@ def _documents(pair: SitePair, differs: np.ndarray) -> _Named | None:
     which, mark = pair.a.rows[:, 0], np.asarray(differs.any(0))
     if pair.a.kind != "self":
         return None
-    stretches = {run: _stretches(pair, site, np.ones_like(mark)) for run, site in (("a", pair.a), ("b", pair.b))}
     for run, site, other in (("b", pair.b, pair.a), ("a", pair.a, pair.b)):
         first, last = site.counts["first_visible"], site.counts["last_visible"]
         less = (first >= other.counts["first_visible"]) & (last <= other.counts["last_visible"])
@@ -146,10 +145,11 @@ def _documents(pair: SitePair, differs: np.ndarray) -> _Named | None:
             begun = np.unique(first[first > 0])
             size = int(np.gcd.reduce(begun))
             words = f"run {run} hides other documents of a sequence, the other shows them"
+            # Chunked attention, and documents of one length, which look the same.
             if len(begun) > 1 and size > 1 and begun.max() == size * len(begun):
                 words = f"run {run} attends in stretches of {count(size, 'key')}, the other beyond"
             return 0.0, "documents", None, None, words
-    if all(stretches.values()):
+    if all(_stretches(pair, site, np.ones_like(mark)) for site in (pair.a, pair.b)):
         return 0.0, "documents", None, None, "documents of a sequence begin at other places in run b"
     return None
 

@@ -14,10 +14,8 @@ from attemper.fingerprints.record import VECTOR_ROWS
 
 BASES = (1e4, 5e5, 1e6, 1.5e5, 1e5, 1e3, 1e7)
 """Bases that are tried where a run does not tell its angles."""
-
-
 _LEAST = 0.01
-"""A factor of angles."""
+"""Angles of a layer that turns nothing are less than this of the others'."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +67,22 @@ def find(pair: SitePair) -> Iterator[Finding]:
     if pair.a.kind != "self":
         return  # positions of what cross attention reads are others
     for parts in ((True, True), (True, False), (False, True)):
-        turned = [one.finding(pair) for one in _angles(pair, parts)] if len(places_of(pair)) > 2 else []
+        turned = [one.finding(pair) for one in _angles(pair, parts)] if len(places_of(pair.a.query)) > 2 else []
         # A number that makes run b of run a has two angles at most, and says more than one for each pair.
         yield from [one for one in turned if one.reproduced and one.value is not None] or turned
     yield from (one.finding(pair) for one in _layouts(pair))
 
 
-def places_of(pair: SitePair) -> np.ndarray:
-    """The place of each vector, [P]."""
-    return np.array(VECTOR_ROWS[: pair.a.query.shape[1]])
+def places_of(vectors: np.ndarray) -> np.ndarray:
+    """The place of each vector [P] of [heads, P, size]."""
+    return np.array(VECTOR_ROWS[: vectors.shape[1]])
 
 
 def _angles(pair: SitePair, parts: tuple[bool, bool]) -> Iterator[Prediction]:
     """Queries, keys or both (``parts``) turn by other angles per token: with their number, and as they are."""
     chosen = [vectors for vectors, wanted in zip((pair.query, pair.key), parts, strict=True) if wanted]
     a, b = (np.concatenate(part) for part in zip(*chosen, strict=True))
-    places = places_of(pair)
+    places = places_of(pair.a.query)
     for pairing in pairings(pair):
         za, zb = as_pairs(a, pairing), as_pairs(b, pairing)
         slopes = _slopes((zb * za.conj()).sum(0), places)
@@ -130,7 +128,7 @@ def _numbers_of(pair: SitePair, slopes: np.ndarray) -> Iterator[tuple[float | No
         other = theta + slopes
         # A fast pair tells its angle as exactly as a slow one, and few of them are.
         ratio = float((theta * other).sum() / (theta**2).sum())
-        if ratio > _LEAST:  # less of it is none: a layer that turns nothing
+        if ratio > _LEAST:
             words = f"positions of run b count 1/{short(1 / ratio)} of those of run a"
             yield 1 / ratio, words, (ratio - 1) * theta
         clear = (other > 0) & (exponents < 0) & (np.maximum(theta, other) > 0.02)
@@ -152,7 +150,7 @@ def _is_of_one_base(theta: np.ndarray) -> bool:
 
 def _layouts(pair: SitePair) -> Iterator[Prediction]:
     """The same features, each run with its own pairing; or in the order of another pairing."""
-    places = places_of(pair)
+    places = places_of(pair.a.query)
     ways = [(pairing, n, theta) for pairing in pairings(pair) for n, theta in enumerate(angles_of(pair, pairing.count))]
     for one, n, theta in ways:
         plain = [turn(part[0], one, theta, -places) for part in (pair.query, pair.key)]

@@ -98,6 +98,7 @@ def _bias(pair: SitePair) -> Finding | None:
     own = [np.where(both, bias_of(site), 0.0) for site in (pair.a, pair.b)]
     change = own[1] - own[0]
     size = np.abs(np.where(both, pair.a.final, 0.0)).max() + max(np.abs(one).max() for one in own)
+    # A table of numbers may be rounded with the weights: beside the error of their mean stands that of the largest.
     rounding = 2 * (pair.eps + pair.weights) * max(np.abs(one).max() for one in own)
     # A number that all keys of a row share moves no weight.
     count = np.maximum(both.sum(-1, keepdims=True), 1)

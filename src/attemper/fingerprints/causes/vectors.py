@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from attemper.fingerprints import floor
-from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, turn
+from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, places_of, turn
 from attemper.fingerprints.causes.scores import log_length
 from attemper.fingerprints.finding import Finding, in_words, short
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.prediction import REPRODUCED, Prediction, slope
-from attemper.fingerprints.record import PAIRS, VECTOR_ROWS
+from attemper.fingerprints.record import PAIRS
 
 STAGE = "q and k"
 
@@ -184,7 +184,7 @@ def bias(pair: SitePair) -> Iterator[Finding]:
     for pairing, theta in (*still, *turned):
         made = []
         for a, b in (pair.query, pair.key):
-            places = np.array(VECTOR_ROWS[: a.shape[1]])
+            places = places_of(a)
             change = turn(b - a, pairing, theta, -places).mean(1, keepdims=True)
             made.append(a + turn(np.repeat(change, len(places), 1), pairing, theta, places))
         fitted = least / (least - 1)

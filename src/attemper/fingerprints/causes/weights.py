@@ -93,7 +93,7 @@ def _sources(own: Weights, others: Weights, marks: Marks) -> dict[str, tuple[str
 def _new(a: Weights, b: Weights, marks: Marks) -> Said:
     """How far weights are apart; and whether those of one run alone look as an initialiser draws them."""
     said, alike = [], True
-    drawn = {"a": {*range(len(_INITIALISERS))}, "b": {*range(len(_INITIALISERS))}}
+    drawn: dict[str, list[set[int]]] = {"a": [], "b": []}
     for name, mark in marks.items():
         one, two = (part[name][1:][mark].astype(np.float64) for part in (a, b))
         x, y = one[:, 1:].ravel(), two[:, 1:].ravel()
@@ -107,28 +107,18 @@ def _new(a: Weights, b: Weights, marks: Marks) -> Said:
         said.append(f"{words}, {size})")
         alike &= abs(like) < 4 / np.sqrt(len(x))
         for run, part in (("a", one), ("b", two)):
-            drawn[run] &= _initialisers(name, part[:, 0], len(mark))
-    new = [run for run, found in drawn.items() if found and alike]
+            drawn[run].append(_initialisers(name, part[:, 0], len(mark)))
+    new = [run for run, found in drawn.items() if alike and set.intersection(*found)]
     words = "; ".join(said)
     # Where both look new, as in models that were never trained, neither says of itself that it was not loaded.
     return ("not_loaded", f"{words}; looks newly initialised in run {new[0]}") if len(new) == 1 else (None, words)
 
 
-_INITIALISERS = (
-    lambda rows, columns: 0.02,
-    lambda rows, columns: (3 * columns) ** -0.5,
-    lambda rows, columns: columns**-0.5,
-    lambda rows, columns: (2 / columns) ** 0.5,
-    lambda rows, columns: (2 / (rows + columns)) ** 0.5,
-    lambda rows, columns: 0.0,
-)
-"""Spreads that initialisers give a weight."""
-
-
 def _initialisers(name: str, norms: np.ndarray, blocks: int) -> set[int]:
-    """Which of them a weight has, by the norms of some of its blocks."""
+    """Which of the spreads that initialisers give a weight has, by the norms of some of its blocks."""
     rows, columns = weight_shape(name)
     count = rows * columns * len(norms) / blocks
     spread = float(np.linalg.norm(norms)) / count**0.5
-    known = [one(rows, columns) for one in _INITIALISERS]
+    by_size = (3 * columns) ** -0.5, columns**-0.5, (2 / columns) ** 0.5, (2 / (rows + columns)) ** 0.5
+    known = (0.02, *by_size, 0.0)
     return {n for n, one in enumerate(known) if abs(spread - one) <= one * (3 / (2 * count) ** 0.5 + 0.002)}
