@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attemper.checks import positive_number
+from attemper.checks import positive_number, whole_number
 from attemper.errors import InputError, MissingExtraError
 
 try:
@@ -243,8 +243,7 @@ class CrossAttention(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         for name, value in (("num_heads", num_heads), ("key_dim", key_dim)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"CrossAttention({name}=...) must be an int of at least 1, got {value!r}.")
+            whole_number(f"CrossAttention({name}=...)", value)
         self.temperature = positive_number("CrossAttention(temperature=...)", temperature, "Below 1 sharpens.")
         if isinstance(entropy_regularizer, dict):
             entropy_regularizer = keras.saving.deserialize_keras_object(entropy_regularizer)

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.checks import one_of
+from attemper.checks import one_of, whole_number
 from attemper.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ def train(
 
     module = _trained_module(name)
     given = {
-        key: _check_count(name, key, value) for key, value in (("steps", steps), ("seeds", seeds)) if value is not None
+        key: whole_number(f"lab {name}: {key}", value)
+        for key, value in (("steps", steps), ("seeds", seeds))
+        if value is not None
     }
     if at_most == 0 and not (out.is_dir() and any(out.iterdir())):
         raise InputError(
@@ -143,9 +145,3 @@ def read_results(name: str, results: Path) -> Experiment:
 def _trained_module(name: str) -> Any:
     one_of("lab experiment that trains", name, TRAINED)
     return import_module(f"attemper.lab.trained.{name.replace('-', '_')}")
-
-
-def _check_count(name: str, key: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"lab {name}: {key} must be an int of at least 1, got {value!r}.")
-    return value

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.attention import measurement
+from attemper.checks import whole_number
 from attemper.errors import BackendError, InputError
 from attemper.fingerprints.record import ROWS, Fingerprint, ModelOutput, SiteFingerprint, chosen_sequences
 from attemper.monitor.call_sites import MOST_CALLS
@@ -73,8 +74,7 @@ def fingerprint(
         raise InputError(
             f"fingerprint(batches) must be an iterable of batches, got one {type(batches).__name__}: write [batch]."
         )
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise InputError(f"fingerprint(rows=...) must be an int of at least 1, got {rows!r}.")
+    whole_number("fingerprint(rows=...)", rows)
     chosen = check_heads("fingerprint", heads)
     if any(part.training and isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         raise InputError("fingerprint: the model is in training mode, and its dropout is random: call model.eval().")

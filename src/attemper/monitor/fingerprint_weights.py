@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -25,9 +26,12 @@ def weights_of(model: nn.Module, name: str, shape: tuple[int, int, int], dtype: 
     heads, groups, size = shape
     area = _AREA.match(name)
     path = area[0] if area else name
-    try:  # a call of a module that runs several times has the weights of all
-        module = dict(model.named_modules()).get(path) or model.get_submodule(path.partition("#")[0])
-    except AttributeError:
+    module = None
+    for own in (path, path.partition("#")[0]):  # a call of a module that runs several times has the weights of all
+        with suppress(AttributeError):
+            module = model.get_submodule(own)
+            break
+    if module is None:
         return {}  # a tap, whose name is no module's
     found = {}
     for path, part in module.named_modules():

@@ -119,4 +119,5 @@ def _steps(group: list[Alarm]) -> str:
 
 
 def indent(text: str, style: str = "") -> RenderableType:
+    """A line below a heading."""
     return Padding(Text(clean(text), style=style), (0, 0, 0, 2))

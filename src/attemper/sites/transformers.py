@@ -45,6 +45,7 @@ from attemper.sites.observation import (
     refuse_shared_queries,
     report,
 )
+from attemper.sites.padding import hides
 from attemper.sites.tap import tap_call
 from attemper.sites.transformers_arguments import (
     OPTIONS,
@@ -208,7 +209,7 @@ def _with_even_rows(output: Tensor, call: AttentionCall, value: Tensor) -> Tenso
     mask = call.mask
     if mask is None or mask.dtype == torch.bool or call.options.sink_logits is not None:
         return output
-    even = ((mask <= torch.finfo(mask.dtype).min / 2) & mask.isfinite()).all(-1, keepdim=True)
+    even = (hides(mask) & mask.isfinite()).all(-1, keepdim=True)
     mean = value.mean(2, keepdim=True)
     return torch.where(even, mean.repeat_interleave(output.shape[1] // mean.shape[1], 1), output)
 

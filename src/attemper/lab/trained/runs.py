@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from attemper.checks import whole_number
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.lab.corpus import Corpus, standard_library
@@ -101,8 +102,7 @@ def write_missing(
     Raises:
         InputError: as :func:`records`.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InputError(f"lab: workers must be an int of at least 1, got {workers!r}.")
+    whole_number("lab: workers", workers)
     _make(folder)
     missing = [path for path in work if not path.is_file()]
     report(f"{len(work) - len(missing)} of {len(work)} runs are in {folder}")
