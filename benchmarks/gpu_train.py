@@ -1,6 +1,7 @@
 """What statistics cost a training step on a GPU: a GPT-2-shaped model of 124M parameters, compiled, in bfloat16.
 
-Run: ``python benchmarks/gpu_train.py [--minutes 4] [--json gpu_train.json]``. Each way has a model of its own, equal at the
+Run: ``python benchmarks/gpu_train.py [--minutes 4] [--mode reduce-overhead] [--json gpu_train.json]``. In torch's own mode
+Python launches every kernel of a step; ``reduce-overhead`` makes CUDA graphs of them. Each way has a model of its own, equal at the
 start; first their losses on the same batch are compared. Then rounds of ``--steps`` training steps of every way run in turns
 (the wall clock, the device waited for at both ends), and each ratio is the median of those of the rounds:
 
@@ -9,8 +10,9 @@ start; first their losses on the same batch are compared. Then rounds of ``--ste
 - the exact largest score of each head on every step;
 - our kernel as the attention, without statistics and with all of them on every step.
 
-Results are written after every round; nothing new is begun after ``--minutes``. ``--dry-run`` goes through all of it on the
-CPU with a tiny model that is traced and runs eagerly; its times mean nothing.
+All ways are compiled at once beforehand, each by a process of its own, into the caches of torch and Triton. Results are
+written after every round; nothing new is begun after ``--minutes``. ``--dry-run`` goes through all of it on the CPU with a
+tiny model that is traced and runs eagerly; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from gpu import compiled_in_parts
 from torch import Tensor, nn
 
 import attemper
@@ -121,11 +124,11 @@ class Block(nn.Module):
 class Model(nn.Module):
     """The shape of GPT-2: learned positions, blocks, embeddings that are also the last layer. It returns the loss."""
 
-    def __init__(self, shape: Shape, way: str) -> None:
+    def __init__(self, shape: Shape, way: str, name: str) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.tokens, shape.width)
-        self.blocks = nn.ModuleList(Block(shape, way, f"blocks.{number}") for number in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape, way, f"{name}: blocks.{number}") for number in range(shape.layers))
         self.last = nn.LayerNorm(shape.width)
         for embedding in (self.embeddings, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
@@ -141,11 +144,13 @@ class Model(nn.Module):
 class Training:
     """A model of one way, and its steps. The models of all ways start equal."""
 
-    def __init__(self, shape: Shape, way: Way, device: torch.device, dry: bool) -> None:
+    def __init__(self, shape: Shape, way: Way, device: torch.device, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
         self.way, self.device = way, device
-        model = Model(shape, way.attention).to(device)
-        self.model: Any = torch.compile(model, fullgraph=True, backend="eager" if dry else "inductor")
+        # Taps of two models that are watched at once need names of their own.
+        model = Model(shape, way.attention, next(name for name, one in WAYS.items() if one is way)).to(device)
+        how: dict[str, Any] = {"backend": "eager"} if options.dry_run else {"mode": options.mode}
+        self.model: Any = torch.compile(model, fullgraph=True, **how)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
         self.stack = ExitStack()
         self.watch = None
@@ -189,7 +194,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=50, help="training steps of a way in a round; 50 hold one sample")
     parser.add_argument("--rounds", type=int, default=20, help="at most")
     parser.add_argument("--batch", type=int, default=8, help="sequences of a step")
+    parser.add_argument("--mode", default="default", choices=("default", "reduce-overhead"), help="of torch.compile")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, tiny")
+    parser.add_argument("--compile-part", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -205,8 +212,16 @@ def main() -> None:
     shape = TINY if options.dry_run else replace(Shape(), batch=options.batch)
     torch.manual_seed(1)
     tokens = torch.randint(shape.vocabulary, (shape.batch, shape.tokens + 1), device=device)
+    if options.compile_part is not None:
+        way = list(WAYS.values())[options.compile_part]
+        compile_way(Training(shape, way, device, options), tokens)
+        return
+    if not options.dry_run:
+        command = [sys.executable, __file__, "--batch", str(options.batch), "--mode", options.mode, "--compile-part"]
+        compiled_in_parts(command, len(WAYS), options.end)
     report: dict[str, Any] = {
         "environment": environment(device), "dry_run": options.dry_run, "shape": vars(shape), "steps": options.steps,
+        "mode": options.mode,
         "losses": {}, "milliseconds": {name: [] for name in WAYS}, "missing": {},
     }  # fmt: skip
     with ExitStack() as stack:
@@ -215,6 +230,13 @@ def main() -> None:
     print_table(report)
     if not report["agree"]:
         sys.exit("The losses of the ways differ on the same batch: see them above.")
+
+
+def compile_way(training: Training, tokens: Tensor) -> None:
+    """What is compiled stays in the caches."""
+    with training.stack:
+        for _ in range(3):
+            training.step(tokens)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -234,7 +256,7 @@ def started(
         if time.monotonic() > options.end:
             report["missing"][name] = "not reached in time"
             continue
-        training = Training(shape, way, device, options.dry_run)
+        training = Training(shape, way, device, options)
         stack.callback(training.stack.close)
         report["losses"][name] = training.step(tokens).item()
         for _ in range(2):

@@ -14,6 +14,7 @@ import attemper
 from attemper import InputError
 from attemper.backends import native
 from attemper.call import known_requests
+from attemper.call.options import Options
 from tests.support.calls import PRESENT, known
 
 needs_native = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
@@ -247,3 +248,15 @@ def test_a_repeated_call_that_the_library_refuses_is_told(monkeypatch: pytest.Mo
     monkeypatch.setattr(kept._again, "_run", lambda *_: 2)
     with pytest.raises(MemoryError, match="backend='blocked'"):
         attemper.attention(Q, KV, KV, backend="native")
+
+
+def test_requests_that_keep_nothing_hold_no_number_of_a_call():
+    """What is made while a CUDA graph is recorded lies in the memory of the graph."""
+    kept = known_requests.KnownRequests(keeps=False)
+    for _ in range(2):
+        request = kept.request("tap", Q, KV, None, None, Options(scale=0.5, temperature=2.0))
+        assert request.problem.multiplier.flatten().tolist() == [0.25]
+        assert request.problem.query is Q
+    (one,) = kept._known.values()
+    tensors = [value for value in vars(one.request.problem).values() if isinstance(value, Tensor)]
+    assert [tensor.numel() for tensor in tensors] == [0] * len(tensors)

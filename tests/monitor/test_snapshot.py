@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attemper.backends.sums import WIDTH
+from attemper.backends.sums import WIDTH, empty_sums
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import SampleSums, Snapshot
@@ -17,7 +17,7 @@ def buffer(name: str, heads: int = 2) -> TapBuffer:
     sums = torch.rand(heads, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(len(name)))
     flag, start = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.float64)
     sums[:, :3] = torch.tensor([12.0, 0.0, 0.0])
-    return TapBuffer(name, 0, sums, flag, start, queries=6, keys=6, measured={None})
+    return TapBuffer(name, 0, sums, empty_sums(heads, sums.device), flag, start, queries=6, keys=6, measured={None})
 
 
 def site(name: str, heads: int = 2) -> SiteSums:

@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
+from attemper.call.options import Options
 from attemper.sites import tap, tap_buffers
+from attemper.sites.observation import AttentionCall, operands_of
 from tests.sites.own_models import Own, entropies
 
 pytest.importorskip("triton")
@@ -50,6 +52,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     yield stand_in
     tap_buffers._buffers.clear()
     tap_buffers._switches.clear()
+    tap_buffers._rows.clear()
     torch._dynamo.reset()
 
 
@@ -300,6 +303,63 @@ def test_a_watch_gets_no_sums_of_another_model() -> None:
     assert all(len(buffer.models) == 1 for buffer in tap_buffers._buffers.values())
 
 
+def test_two_watched_models_whose_taps_have_one_name_are_not_mixed() -> None:
+    models, x = [Tapped(), Tapped()], torch.randn(2, 12, 32)
+    runs = [compiled(model) for model in models]
+    with attemper.watch(runs[0]) as one, attemper.watch(runs[1]) as two:
+        runs[0](x)
+        one.step()
+        with pytest.warns(UserWarning, match="'first' is not measured any more: two models have a tap"):
+            runs[1](x)
+        with pytest.warns(UserWarning, match="first: two models have a tap of this name"):
+            two.step()
+        with pytest.raises(InputError, match="first: two models have a tap of this name: give the taps of each"):
+            two.table()
+        runs[0](x + 1)
+        one.step()
+        scan = one.table()  # still of the step before
+    assert close(scan, expected(models[0], x))
+
+
+def test_a_model_that_is_not_watched_adds_nothing_to_a_tap_of_the_same_name(device: Device) -> None:
+    model, x = Tapped(), torch.randn(2, 12, 32)
+    run, other = compiled(model), compiled(Tapped())
+    with attemper.watch(run) as watch:
+        run(x)
+        watch.step()
+        run(x)
+        device.launched = 0
+        other(x + 1)
+        watch.step()
+        scan = watch.table()
+    assert device.launched == 0
+    assert scan.sites[0].heads[0].rows == 24
+    assert close(scan, expected(model, x))
+
+
+def test_a_model_that_takes_the_place_of_another_has_its_own_rows(device: Device) -> None:
+    """As one trains one model after the other in a notebook, both there."""
+    models, x, scans = [Tapped(), Tapped()], torch.randn(2, 12, 32), []
+    for model, rows in zip(models, (5, None), strict=True):
+        run = compiled(model)
+        with attemper.watch(run, rows=rows) as watch:
+            run(x)
+            watch.step()
+            scans.append(watch.table())
+    assert [scan.sites[0].heads[0].rows for scan in scans] == [2 * 5, 2 * 12]
+    assert close(scans[1], expected(models[1], x))
+
+
+def test_a_tap_runs_its_kernels_for_its_own_watch_alone(device: Device) -> None:
+    runs, x = [compiled(Tapped("first")), compiled(Tapped("second"))], torch.randn(2, 12, 32)
+    with attemper.watch(runs[0]) as always, attemper.watch(runs[1], every=100) as seldom:
+        for _ in range(3):
+            for run, watch in zip(runs, (always, seldom), strict=True):
+                run(x)
+                watch.step()
+    assert device.launched == 3 + 1
+
+
 def test_a_transformers_model_set_to_attemper_fills_a_buffer_for_each_layer(device: Device) -> None:
     pytest.importorskip("transformers")
     from tests.monitor.tiny_models import TINY, eager_entropies, sharpened
@@ -425,3 +485,22 @@ def test_the_flag_of_a_watch_that_is_dropped_unclosed_goes_down_with_the_next_on
     with attemper.watch(other):
         pass
     assert int(flag) == 0
+
+
+def test_a_sampled_tap_leaves_no_tensor_behind(device: Device) -> None:
+    """CUDA graph trees run a graph once before they capture it, in the memory of the graph, and count what is left."""
+    run = compiled(Tapped())
+    with attemper.watch(run, rows=4) as watch, torch.no_grad():
+        run(torch.randn(2, 12, 32))
+        watch.step()
+        heads = len(watch.table().sites[0].heads)
+        kept = {id(one) for one in gc.get_objects() if type(one) is Tensor}
+        for queries in (9, 11):
+            query, key = torch.randn(2, 2, heads, queries, 16)
+            call = AttentionCall(query, key, None, Options())
+            torch.ops.attemper.tap_into(tap.token("cpu"), "first", 0, *operands_of(call))
+            del query, key, call
+        gc.collect()
+        assert device.launched == 3
+        left = [one for one in gc.get_objects() if type(one) is Tensor and id(one) not in kept and one.numel()]
+        assert not left

@@ -76,6 +76,12 @@ class Problem:
     number: float = 0.0
     """k of "topk", the smallest weight of "threshold"."""
 
+    def with_fields(self, **changes: Any) -> Problem:
+        """The problem with other fields: ``dataclasses.replace``, which takes as long as checking a whole call."""
+        made = object.__new__(Problem)
+        vars(made).update(vars(self), **changes)
+        return made
+
     def values(self) -> tuple[Any, ...]:
         """The fields as the operators take them."""
         # Not vars(self).values(), through which the compiler of torch 2.11 cannot look.

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.backends.contract import Problem
 from attemper.call import autograd, transforms
 from attemper.call.options import Options, Request, request_of
 from attemper.call.result import facts_of
+from attemper.call.temperature import row_multiplier
 
 
 class KnownRequest:
-    """A request without the tensors of its call."""
+    """A request without the tensors of its call; with its multiplier, unless it ``keeps`` none."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, keeps: bool = True) -> None:
         nothing = request.problem.query.new_empty(0)
         value = None if request.problem.value is None else nothing
-        self.request = _with_tensors(request, nothing, nothing, value)
+        multiplier = request.problem.multiplier if keeps else nothing
+        self.request = _with_tensors(request, query=nothing, key=nothing, value=value, multiplier=multiplier)
         self.facts = facts_of(request)
         self._again: Any = None
         # Where nothing stands between the call and its kernels (call/autograd.py), it need not even be described again.
@@ -41,17 +42,23 @@ class KnownRequest:
             self._again = table.kernels(problem.backend).Again(problem, self.request.names)
         return self._again
 
-    def with_tensors(self, query: Tensor, key: Tensor, value: Tensor | None) -> Request:
+    def with_tensors(self, query: Tensor, key: Tensor, value: Tensor | None, **multiplier: Tensor) -> Request:
         """The request of other tensors, of the same shapes, strides and types."""
-        return _with_tensors(self.request, query, key, value)
+        return _with_tensors(self.request, query=query, key=key, value=value, **multiplier)
 
 
 class KnownRequests:
-    """Requests of calls without a mask, by the shapes, strides and types of their tensors and by their options."""
+    """Requests of calls without a mask, by the shapes, strides and types of their tensors and by their options.
+
+    Args:
+        keeps: whether the multiplier of a request is kept, a tensor. A call that is made inside of what CUDA graphs are
+            made of must leave no tensor behind: its memory is the graph's.
+    """
 
     MOST = 256
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = True) -> None:
+        self._keeps = keeps
         self._known: dict[Any, KnownRequest] = {}
 
     def request(
@@ -59,7 +66,12 @@ class KnownRequests:
     ) -> Request:
         """``request_of`` these, checked once for each combination. What was refused is checked, and refused, again."""
         found = self.find(where, query, key, value, mask, options)
-        return found if isinstance(found, Request) else found.with_tensors(query, key, value)
+        if isinstance(found, Request):
+            return found
+        if self._keeps:
+            return found.with_tensors(query, key, value)
+        multiplier = row_multiplier(where, query, options.scale, options.temperature)
+        return found.with_tensors(query, key, value, multiplier=multiplier)
 
     def find(
         self, where: str, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, options: Options
@@ -81,7 +93,7 @@ class KnownRequests:
             return  # kernels that are interpreted, for as long as the environment says so
         if len(self._known) >= self.MOST:
             self._known.clear()
-        self._known[place] = KnownRequest(request)
+        self._known[place] = KnownRequest(request, self._keeps)
 
 
 def _place_of(query: Any, key: Any, value: Any, options: Options) -> tuple[Any, ...] | None:
@@ -122,12 +134,10 @@ _FIXED = frozenset((float, int, str, bool, tuple, type(None)))
 _NORMALIZER = list(Options.__dataclass_fields__).index("normalizer")
 
 
-def _with_tensors(request: Request, query: Tensor, key: Tensor, value: Tensor | None) -> Request:
+def _with_tensors(request: Request, **tensors: Tensor | None) -> Request:
     """``request`` of other tensors, of the same shapes and types."""
-    # dataclasses.replace takes as long as all the rest of this file.
-    problem, made = object.__new__(Problem), object.__new__(Request)
-    vars(problem).update(vars(request.problem), query=query, key=key, value=value)
-    vars(made).update(vars(request), problem=problem)
+    made = object.__new__(Request)
+    vars(made).update(vars(request), problem=request.problem.with_fields(**tensors))
     return made
 
 

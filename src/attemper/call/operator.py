@@ -171,8 +171,11 @@ def _accumulate(*args: Any) -> None:
     ``backends/sums.py`` has the layout of ``sums``. ``state``, [F, B, H, R] float32, receives the state of the measured
     rows if it is given. Only for a backend that sums on the device; any other would block the host.
     """
-    problem = Problem(*args[:COUNT])
-    included, flag, sums, state = args[COUNT:]
+    accumulate(Problem(*args[:COUNT]), *args[COUNT:])
+
+
+def accumulate(problem: Problem, included: Tensor | None, flag: Tensor, sums: Tensor, state: Tensor | None) -> None:
+    """``attemper::accumulate`` by the kernels themselves."""
     with torch.no_grad(), _current(problem.query.device):
         table.kernels(problem.backend).accumulate(problem, flag, sums, included, state)
 

@@ -6,7 +6,7 @@ The sums hold what readings show. A call that asks for more, or whose backend ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from attemper.call.normalizer import is_plain
 from attemper.call.options import Request
 from attemper.call.result import AttentionStats, CallFacts, facts_of
 from attemper.call.state import state_of
+from attemper.call.transforms import is_undisturbed
 from attemper.statistics import BY_NAME, COLUMNS, TABLE
 
 BACKEND = table.summing().name
@@ -103,6 +104,9 @@ def add(
     problem: Problem, sums: Tensor, flag: Tensor, *, included: Tensor | None = None, state: Tensor | None = None
 ) -> None:
     """Adds the statistics of a call to ``sums``, unless ``flag`` [1] int on the device is down."""
+    call = problem.with_fields(value=None, columns=SUMMED)
+    if is_undisturbed():
+        operator.accumulate(call, included, flag, sums, state)
+        return
     with torch.no_grad():
-        call = replace(problem, value=None, columns=SUMMED)
         torch.ops.attemper.accumulate(*call.values(), included, flag, sums, state)

@@ -6,7 +6,7 @@ of the step it is of, and one in which nothing ran does not take the place of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,11 +25,25 @@ PADDED = "a batch was padded, which a tap in compiled code on a GPU cannot tell"
 
 @dataclass(frozen=True)
 class _Sample:
-    name: str
+    """The latest sample of all taps of one device: one tensor, so that what a step costs does not grow with them."""
+
+    rows: Mapping[TapBuffer, slice]
+    """Where the heads of each buffer stand."""
     sums: Tensor
-    """[H, WIDTH]"""
+    """[all heads, WIDTH]"""
     period: Tensor
     """Of which step, as a number on the device; -1 of none."""
+
+    def with_rows(self, buffers: Iterable[TapBuffer]) -> _Sample:
+        """The same with room for more buffers, which hold nothing yet."""
+        rows, end = dict(self.rows), self.sums.shape[0]
+        for buffer in buffers:
+            if buffer not in rows:
+                rows[buffer] = slice(end, end := end + buffer.sums.shape[0])
+        if end == self.sums.shape[0]:
+            return self
+        more = empty_sums(end - self.sums.shape[0], self.sums.device)
+        return replace(self, rows=rows, sums=torch.cat((self.sums, more)))
 
 
 class TapSums:
@@ -37,7 +51,8 @@ class TapSums:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self._samples: dict[TapBuffer, _Sample] = {}
+        self._names: dict[TapBuffer, str] = {}
+        self._samples: dict[torch.device, _Sample] = {}
         self._padded: dict[torch.device, Tensor] = {}
 
     def refusal(self, buffer: TapBuffer) -> str | None:
@@ -66,22 +81,23 @@ class TapSums:
 
     def add(self, named: Mapping[TapBuffer, str], sums: Mapping[TapBuffer, Tensor], period: int) -> None:
         """Adds the sums of buffers, by ``named``'s names: of a step that is new, or of which some are here already."""
-        ran = {
-            device: torch.stack([part[:, :3].sum() for part in sums.values() if part.device == device]).sum() > 0
-            for device in {part.device for part in sums.values()}
-        }
-        for buffer, name in named.items():
-            self._put(buffer, name, sums[buffer], ran[sums[buffer].device], period)
+        for device in {part.device for part in sums.values()}:
+            own = {buffer: part for buffer, part in sums.items() if part.device == device}
+            ran = torch.cat(list(own.values()))[:, :3].sum() > 0
+            own = {buffer: part for buffer, part in own.items() if buffer in named}
+            if own:
+                self._put(device, own, ran, period)
+        self._names |= named
 
-    def _put(self, buffer: TapBuffer, name: str, found: Tensor, ran: Tensor, period: int) -> None:
-        """Adds what a buffer has of a step, where it ``ran`` in it."""
-        before = self._samples.get(buffer)
-        if before is None:
-            self._samples[buffer] = _Sample(name, found, torch.where(ran, period, -1))
-            return
-        kept = torch.where(before.period == period, join(before.sums, found), found)
-        self._samples[buffer] = _Sample(
-            name, torch.where(ran, kept, before.sums), torch.where(ran, period, before.period)
+    def _put(self, device: torch.device, found: Mapping[TapBuffer, Tensor], ran: Tensor, period: int) -> None:
+        """Adds what the buffers of a device have of a step, where anything ``ran`` in it."""
+        nothing = torch.full((), -1, device=device)
+        before = self._samples.get(device, _Sample({}, empty_sums(0, device), nothing)).with_rows(found)
+        parts = [found.get(buffer, buffer.nothing) for buffer in before.rows]
+        sums = parts[0] if len(parts) == 1 else torch.cat(parts)
+        kept = torch.where(before.period == period, join(before.sums, sums), sums)
+        self._samples[device] = _Sample(
+            before.rows, torch.where(ran, kept, before.sums), torch.where(ran, period, before.period)
         )
 
     def note_padding(self, tokens: Tensor, period: int) -> None:
@@ -93,25 +109,28 @@ class TapSums:
     @property
     def names(self) -> set[str]:
         """Of the taps that may have run."""
-        return {sample.name for sample in self._samples.values()}
+        return set(self._names.values())
 
     def join_steps(self, steps: Sequence[tuple[TapSnapshot, int]]) -> None:
         """Makes the sums of steps, each with its number, those of the last number."""
         last = steps[-1][1]
-        self.restore(TapSnapshot(self._scope, {}, {}))
+        self.restore(TapSnapshot(self._scope, {}, {}, {}))
         for snapshot, number in steps:
-            for buffer, sample in snapshot._samples.items():
-                self._put(buffer, sample.name, sample.sums, sample.period == number, last)
+            self._names |= snapshot._names
+            for device, sample in snapshot._samples.items():
+                found = {buffer: sample.sums[rows] for buffer, rows in sample.rows.items()}
+                self._put(device, found, sample.period == number, last)
             for device, period in snapshot._padded.items():
                 self._padded[device] = torch.where(period == number, last, self._padded.get(device, -1))
 
     def restore(self, snapshot: TapSnapshot) -> None:
         """Makes an earlier sample the latest."""
-        self._samples, self._padded = dict(snapshot._samples), dict(snapshot._padded)
+        self._names, self._samples = dict(snapshot._names), dict(snapshot._samples)
+        self._padded = dict(snapshot._padded)
 
     def snapshot(self) -> TapSnapshot:
         """What is here now: what is added later does not change it."""
-        return TapSnapshot(self._scope, dict(self._samples), dict(self._padded))
+        return TapSnapshot(self._scope, dict(self._names), dict(self._samples), dict(self._padded))
 
 
 @dataclass(frozen=True)
@@ -119,7 +138,8 @@ class TapSnapshot:
     """The latest sample of every buffer at one moment, as tensors on their devices or on the host."""
 
     _scope: Scope
-    _samples: Mapping[TapBuffer, _Sample]
+    _names: Mapping[TapBuffer, str]
+    _samples: Mapping[torch.device, _Sample]
     _padded: Mapping[torch.device, Tensor]
 
     @property
@@ -131,46 +151,55 @@ class TapSnapshot:
     def with_tensors(self, tensors: Iterator[Tensor]) -> TapSnapshot:
         """The same with other tensors of the same numbers, say on the host."""
         samples = {
-            buffer: replace(sample, sums=next(tensors), period=next(tensors))
-            for buffer, sample in self._samples.items()
+            device: replace(sample, sums=next(tensors), period=next(tensors))
+            for device, sample in self._samples.items()
         }
-        return TapSnapshot(self._scope, samples, {device: next(tensors) for device in self._padded})
+        return replace(self, _samples=samples, _padded={device: next(tensors) for device in self._padded})
 
     def of_step(self, period: int) -> tuple[list[SiteSums], Tensor, list[Tensor]]:
         """The sites of the step of this number, with sums of no rows where nothing ran in it; its tokens; and for each
         device whether a batch of it was padded. Nothing waits.
         """
-        sites, tokens = [], torch.zeros((), dtype=torch.float64)
-        for buffer, sample in self._samples.items():
-            nothing = empty_sums(sample.sums.shape[0], sample.sums.device)
-            sums = torch.where(sample.period == period, sample.sums, nothing)
+        sites, tokens, of_device = [], torch.zeros((), dtype=torch.float64), {}
+        for device, sample in self._samples.items():
+            nothing = empty_sums(len(sample.sums), sample.sums.device)
+            of_device[device] = torch.where(sample.period == period, sample.sums, nothing)
+        for buffer, name, place in self._places():
+            sums = of_device[place][self._samples[place].rows[buffer]]
             if not sites:
                 tokens = sums[0, :3].sum() * max(1.0, buffer.queries / (self._scope.rows or buffer.queries))
-            sites.append(_site(buffer, replace(sample, sums=sums), self._scope.fewest_keys))
+            sites.append(_site(buffer, name, sums, self._scope.fewest_keys))
         return sites, tokens, [last == period for last in self._padded.values()]
 
     def latest(self) -> tuple[int, list[SiteSums], int, dict[str, str]]:
         """The number of the latest step, its sites, its tokens, and what is not shown of it. Waits for the devices."""
-        samples = {buffer: (sample, int(sample.period)) for buffer, sample in self._samples.items()}
-        latest = max((period for _, period in samples.values()), default=-1)
+        periods = {device: int(sample.period) for device, sample in self._samples.items()}
+        latest = max(periods.values(), default=-1)
         sites, tokens = [], 0
         padded = latest >= 0 and any(int(period) == latest for period in self._padded.values())
-        for buffer, (sample, period) in samples.items():
-            counted = int(sample.sums[0, :3].sum()) if period == latest >= 0 else 0
+        for buffer, name, device in self._places():
+            sums = self._samples[device].sums[self._samples[device].rows[buffer]]
+            counted = int(sums[0, :3].sum()) if periods[device] == latest >= 0 else 0
             if not counted:
                 continue
             if not sites:
                 rows = self._scope.rows or buffer.queries
                 tokens = round(counted * buffer.queries / rows) if rows < buffer.queries else counted
-            sites.append(_site(buffer, sample, self._scope.fewest_keys))
+            sites.append(_site(buffer, name, sums, self._scope.fewest_keys))
         if padded:
             return latest, [], 0, {site.name: PADDED for site in sites}
         return latest, sites, tokens, {}
 
+    def _places(self) -> Iterator[tuple[TapBuffer, str, torch.device]]:
+        """Every buffer with its site's name and its device, in the order in which they were first seen."""
+        for buffer, name in self._names.items():
+            device = buffer.sums.device
+            if device in self._samples and buffer in self._samples[device].rows:
+                yield buffer, name, device
 
-def _site(buffer: TapBuffer, sample: _Sample, fewest_keys: int) -> SiteSums:
-    heads, device = sample.sums.shape[0], sample.sums.device
-    site = SiteSums(sample.name, "self", buffer.mode, heads=heads, device=device, fewest_keys=fewest_keys)
+
+def _site(buffer: TapBuffer, name: str, sums: Tensor, fewest_keys: int) -> SiteSums:
+    site = SiteSums(name, "self", buffer.mode, heads=len(sums), device=sums.device, fewest_keys=fewest_keys)
     site.first_head = buffer.first_head
-    site.add_sums(sample.sums, buffer.queries, buffer.keys)
+    site.add_sums(sums, buffer.queries, buffer.keys)
     return site

@@ -113,7 +113,7 @@ def tap(
     Args:
         query: [B, H, Q, D].
         key: [B, G, K, D].
-        name: of the site in tables; give each layer its own.
+        name: of the site in tables; give each layer its own, and each of several models that are watched at once.
 
     The other arguments are those of :func:`attemper.attention_statistics`. Mind ``is_causal`` and ``attn_mask``: a tap
     knows only what it is given. In eager code a watch may see the attention anyway: it is one site all the same, with
@@ -168,10 +168,16 @@ def _run_operator(call: AttentionCall, name: str, module: int) -> None:
 
 def _may_be_captured() -> bool:
     """Whether a compiler traces this that may make CUDA graphs of it; where an export will run is not known."""
-    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_dynamo_compiling() and not _exports()
 
 
-# Both run while a graph is traced: what they make is not in the graph's memory.
+# These run while a graph is traced: what they make is not in the graph's memory.
+
+
+@constant_in_graphs
+def _exports() -> bool:
+    """Asked outside of the graph: inside of one, torch 2.11 takes every compilation for an export."""
+    return torch.compiler.is_exporting()
 
 
 @constant_in_graphs
@@ -293,8 +299,10 @@ def site_of(buffer: tap_buffers.TapBuffer) -> nn.Module | None:
 def _site(name: str, module: int) -> nn.Module:
     if not name and module in _modules:
         return _modules[module]
-    with _lock:
-        return _named.setdefault(name, NamedSite(name or "attention"))
+    if name not in _named:
+        with _lock:
+            _named.setdefault(name, NamedSite(name or "attention"))
+    return _named[name]
 
 
 def in_backward() -> bool:

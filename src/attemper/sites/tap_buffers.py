@@ -8,6 +8,8 @@ Buffers live as long as the process, and none is made while a graph is captured:
 from __future__ import annotations
 
 import threading
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
@@ -15,7 +17,8 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper.backends.sums import WIDTH, clear
+from attemper.backends.sums import empty_sums
+from attemper.call.known_requests import KnownRequests
 from attemper.call.operator import sampled_positions
 from attemper.call.options import request_of
 from attemper.call.sums import BACKEND, add
@@ -56,6 +59,8 @@ class TapBuffer:
     module: int
     sums: Tensor
     """[heads, WIDTH] float64."""
+    nothing: Tensor
+    """The same without rows, to empty them by."""
     flag: Tensor
     """[1] int32, of the device: whether any watch samples."""
     start: Tensor
@@ -87,6 +92,13 @@ class TapBuffer:
 Watching = TypeVar("Watching")
 _buffers: dict[tuple[str, int, torch.device, int], TapBuffer] = {}
 _switches: dict[torch.device, tuple[Tensor, Tensor]] = {}
+_nothing: dict[tuple[torch.device, int], Tensor] = {}
+_rows: dict[tuple[torch.device, int, int], Tensor | None] = {}
+"""The rows of the sample that is taken, [rows] int32, by their device and how many of how many queries they are. None
+until the next sample: they are made between passes, for what a pass makes may lie in the memory of a CUDA graph."""
+MOST_ROWS = 64
+"""So many kinds have rows of their own. A graph may hold them: they live as long as the process."""
+_known = KnownRequests(keeps=False)
 # Both are weak: a watch that is garbage-collected without ``close()`` receives nothing more.
 _receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
 _up: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
@@ -113,8 +125,8 @@ def buffer_of(name: str, module: int, device: str, heads: int) -> TapBuffer:
         if place not in _switches:
             _switches[place] = _switch(place)
         if key not in _buffers:
-            sums = torch.empty((heads, WIDTH), dtype=torch.float64, device=place)
-            _buffers[key] = TapBuffer(name, module, clear(sums) if _up else sums, *_switches[place])
+            nothing = _nothing.setdefault((place, heads), empty_sums(heads, place))
+            _buffers[key] = TapBuffer(name, module, nothing.clone(), nothing, *_switches[place])
         return _buffers[key]
 
 
@@ -155,13 +167,23 @@ def raise_flag(receiver: Receiver, start: float) -> None:
         if _up:
             deliver()
         else:
+            _empty(_buffers.values())
             for buffer in _buffers.values():
-                clear(buffer.sums)
                 buffer.ran = False
         _up[id(receiver)] = receiver
         for flag, place in _switches.values():
             flag.fill_(1)
             place.fill_(start)
+        for kind in list(_rows):
+            _choose(*kind)
+
+
+def _choose(device: torch.device, count: int, queries: int) -> None:
+    """Chooses the rows of the sample that begins, in the tensor that was made first: a graph may read it."""
+    flag, start = _switches[device]
+    with torch.inference_mode(False):
+        chosen, before = sampled_positions(start, count, queries, flag), _rows[device, count, queries]
+        _rows[device, count, queries] = chosen if before is None else before.copy_(chosen)
 
 
 def is_raised(receiver: Receiver) -> bool:
@@ -187,9 +209,10 @@ def deliver() -> None:
         if not _up:
             return
         used = [buffer for buffer in _buffers.values() if buffer.measured or buffer.refused]
-        sums = [(buffer, buffer.sums.clone()) for buffer in used]
-        for buffer in used:
-            clear(buffer.sums)
+        if not any(buffer.may_have_run or buffer.refused for buffer in used):
+            return
+        sums = _copies(used)
+        _empty(used)
         for receiver in living(_up):
             own = [pair for pair in sums if receiver.receives(pair[0])]
             if own:
@@ -198,19 +221,41 @@ def deliver() -> None:
             buffer.ran = False
 
 
+def _copies(buffers: list[TapBuffer]) -> list[tuple[TapBuffer, Tensor]]:
+    """The sums of each, copied by one operator a device."""
+    copies = []
+    for device in dict.fromkeys(buffer.sums.device for buffer in buffers):
+        own = [buffer for buffer in buffers if buffer.sums.device == device]
+        parts = torch.cat([buffer.sums for buffer in own]).split([len(buffer.sums) for buffer in own])
+        copies += zip(own, parts, strict=True)
+    return copies
+
+
+def _empty(buffers: Iterable[TapBuffer]) -> None:
+    """Leaves no rows in the sums of each, by one operator a device."""
+    for device in dict.fromkeys(buffer.sums.device for buffer in buffers):
+        own = [buffer for buffer in buffers if buffer.sums.device == device]
+        sums, nothing = [buffer.sums for buffer in own], [buffer.nothing for buffer in own]
+        torch._foreach_copy_(sums, nothing)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def fill(buffer: TapBuffer, call: AttentionCall, site: nn.Module) -> None:
     """Launches the kernels of a tap; outside of a capture only if a watch samples, or to load them once."""
-    if not _up and not is_capturing(call.query.device):
+    capturing = is_capturing(call.query.device)
+    owners = _owners(site) if capturing or _up else {}
+    if not capturing and not any(map(is_raised, owners)):
         warm(buffer, call, site)
-    elif _launch(buffer, buffer.sums, call, site):
-        buffer.captured = buffer.captured or is_capturing(call.query.device)
+    elif _launch(buffer, buffer.sums, call, owners, capturing):
+        if not buffer.captured and not buffer.ran:
+            buffer.measured.clear()  # by a watch that is closed
+        buffer.captured = buffer.captured or capturing
         buffer.ran = True
         buffer.warmed.add(_kind(call))
         if not buffer.measured:
-            holder = next(iter(_owners(site).values()), site) if hasattr(site, "tap_name") else site
+            holder = next(iter(owners.values()), site) if hasattr(site, "tap_name") else site
             buffer.first_head = first_head(holder, call)
-        buffer.measured.add(_wanted_rows(site))
-        buffer.mode = "train" if _trains(site) else "eval"
+        buffer.measured.add(_wanted_rows(owners))
+        buffer.mode = "train" if _trains(site, owners) else "eval"
         buffer.queries, buffer.keys = max(buffer.queries, call.query.shape[2]), max(buffer.keys, call.key.shape[2])
 
 
@@ -219,39 +264,72 @@ def warm(buffer: TapBuffer, call: AttentionCall, site: nn.Module) -> None:
     kind = _kind(call)
     if kind not in buffer.warmed:
         buffer.warmed.add(kind)
-        _launch(buffer, torch.empty_like(buffer.sums), call, site)
+        _launch(buffer, torch.empty_like(buffer.sums), call, _owners(site))
 
 
-def _launch(buffer: TapBuffer, sums: Tensor, call: AttentionCall, site: nn.Module) -> bool:
+Owners = Mapping[Receiver, nn.Module]
+"""The watches to which a tap belongs, and their models."""
+
+
+def _launch(buffer: TapBuffer, sums: Tensor, call: AttentionCall, owners: Owners, capturing: bool = False) -> bool:
     """Whether the kernels of this call were launched, guarded by the flag; if not, ``buffer.refused`` tells why."""
-    buffer.models.update(_owners(site).values())
+    conflict = _conflict(buffer, owners)
+    buffer.models.update(owners.values())  # all are told
+    if conflict is not None:
+        if buffer.refused is None:
+            warnings.warn(f"attemper: tap {buffer.name!r} is not measured any more: {conflict}.", stacklevel=2)
+        buffer.refused = conflict
+        return False
+    query, key = call.query.detach(), call.key.detach()
+    request = request_of if capturing else _known.request
     try:
-        options = replace(call.options, stats="all", backend=BACKEND)
-        request = request_of("tap", call.query.detach(), call.key.detach(), None, call.mask, options)
+        problem = request(
+            "tap", query, key, None, call.mask, replace(call.options, stats="all", backend=BACKEND)
+        ).problem
     except (InputError, BackendError) as error:
         buffer.refused = str(error)
         return False
-    queries, rows, chosen = call.query.shape[2], _wanted_rows(site), None
+    queries, rows = query.shape[2], _wanted_rows(owners)
     if rows is not None and rows < queries:
-        chosen = sampled_positions(buffer.start, rows, queries, buffer.flag)
-    add(replace(request.problem, rows=chosen), sums, buffer.flag)
+        problem = problem.with_fields(rows=_sample_rows(buffer, rows, queries))
+    add(problem, sums, buffer.flag)
     return True
 
 
-def _trains(site: nn.Module) -> bool:
+def _conflict(buffer: TapBuffer, owners: Owners) -> str | None:
+    """Why a buffer cannot serve the models in which its tap runs now: it is another's."""
+    if not owners or not buffer.models.isdisjoint(owners.values()):
+        return None
+    if buffer.captured or any(receiver.receives(buffer) for receiver in living(_receivers) if buffer.models):
+        return "two models have a tap of this name: give the taps of each model names of their own"
+    buffer.models.clear()
+    return None
+
+
+def _sample_rows(buffer: TapBuffer, rows: int, queries: int) -> Tensor:
+    """``rows`` of ``queries`` rows, [rows] int32 on the device: those of the sample, or made for this call alone."""
+    kind = buffer.flag.device, rows, queries
+    if (chosen := _rows.get(kind)) is not None:
+        return chosen
+    if len(_rows) < MOST_ROWS:
+        _rows[kind] = None
+    return sampled_positions(buffer.start, rows, queries, buffer.flag)
+
+
+def _trains(site: nn.Module, owners: Owners) -> bool:
     """Whether a tap runs in training mode: a tap of a name, which is no module, has the mode of its watched model."""
-    models = _owners(site).values() if hasattr(site, "tap_name") else ()
+    models = owners.values() if hasattr(site, "tap_name") else ()
     return any(model.training for model in models) if models else site.training
 
 
-def _owners(site: nn.Module) -> dict[Receiver, nn.Module]:
+def _owners(site: nn.Module) -> Owners:
     """The watches to which a tap that runs now belongs, and their models; those whose model is seen to run, if any."""
     owners = {receiver: model for receiver in living(_receivers) if (model := receiver.runs(site)) is not None}
     return {receiver: model for receiver, model in owners.items() if receiver.running} or owners
 
 
-def _wanted_rows(site: nn.Module) -> int | None:
-    wanted = [receiver.rows for receiver in _owners(site)]
+def _wanted_rows(owners: Owners) -> int | None:
+    wanted = [receiver.rows for receiver in owners]
     counts = [rows for rows in wanted if rows is not None]
     return max(counts) if counts and len(counts) == len(wanted) else None
 

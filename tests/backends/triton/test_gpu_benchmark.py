@@ -213,6 +213,7 @@ def test_a_check_of_graphs_holds_where_kernels_run_again_and_not_where_a_replay_
     finally:
         tap_buffers._buffers.clear()
         tap_buffers._switches.clear()
+        tap_buffers._rows.clear()
 
 
 def test_where_there_is_no_gpu_every_check_of_graphs_is_skipped_by_name(gpu: Any, capsys: pytest.CaptureFixture[str]):

@@ -28,7 +28,7 @@ __all__ = ["BINNED", "BINS", "COLUMNS", "SUMMED", "WIDTH", "add", "empty_sums", 
 PROGRAMS = 1024
 """Chunks in all heads, at most: some for every processor of the largest machines."""
 
-BLOCK = 64
+BLOCK = 128
 """Rows that a program takes at a time."""
 
 SINGLE, MAXIMUM = tl.constexpr(len(COLUMNS)), tl.constexpr(COLUMNS.index("max_logit"))
