@@ -89,6 +89,10 @@ def judge(model_type: str, seconds: float = SECONDS) -> Verdict:
         _judge(model_type, found, seconds)
     except _SlowError as error:
         found.verdict, found.reasons = "not tried", [str(error)]
+    except Exception as error:  # while its readings are compared: what it dies of is a fault until it is looked at
+        is_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
+        found.verdict = "not tried" if is_memory else "wrong"
+        found.reasons = [f"comparing it raised {type(error).__name__}: {_short(error)}"]
     found.seconds = round(time.process_time() - start, 1)
     return found
 
