@@ -10,6 +10,7 @@ import torch
 
 import attemper
 from attemper import nn
+from tests.support.calls import attended
 
 pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 
@@ -67,3 +68,20 @@ def test_a_row_of_minus_infinity_touches_no_other(normalizer: str, keys: int, ba
     assert output[:, :, 1:].isfinite().all()
     assert bias.grad is not None
     assert bias.grad[:, :, 1:].isfinite().all()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_value_that_is_no_number_shows_in_every_row_that_sees_its_key(normalizer: str, number: float, backend: str):
+    """Also where its weight is exactly 0, as sparse normalizers give it; statistics do not read values."""
+    query, key, value = 4 * torch.randn(1, 4, 40, 16), torch.randn(1, 2, 40, 16), torch.randn(1, 2, 40, 8)
+    options: dict[str, Any] = {"normalizer": NORMALIZERS[normalizer], "is_causal": True, "enable_gqa": True}
+    want = attended(backend, query, key, value, **options)
+    value[0, 1, 30, 5] = number
+    found = attended(backend, query, key, value, **options)
+    changed = ~found.output.isfinite()
+    assert changed[:, 2:, 30:, 5].all()
+    changed[:, 2:, :, 5] = False
+    assert not changed.any()
+    for name in ("entropy", "max_weight"):
+        torch.testing.assert_close(found.stats[name], want.stats[name], rtol=0, atol=0, equal_nan=True)
