@@ -37,6 +37,8 @@ def outcomes() -> dict[str, Outcome]:
     [
         ("disk full (RLIMIT_FSIZE)", "trouble at step .*: (disk I/O error|database or disk is full)", True, False),
         ("disk full (max_page_count)", "trouble at step .*: database or disk is full", True, True),
+        ("disk full at the start", "cannot be stored: disk I/O error.*it is tried every second", True, False),
+        ("disk full from start to end", "cannot be stored: disk I/O error.*it is tried every second", False, True),
         ("read-only folder", "run cannot be stored: Permission denied", False, True),
         ("deleted folder", "is gone: it was moved or deleted while it was written to", True, True),
         ("slow disk", "the disk is slower than the samples come", True, True),
@@ -61,6 +63,10 @@ def test_training_goes_on_with_one_warning_and_what_is_lost_is_counted(outcomes,
     assert (outcome.written > 0, outcome.dropped > 0) == (written, dropped)
     if outcome.read is not None:
         assert outcome.read == max(outcome.written, 1)  # of two writers the other one's
+
+
+def test_a_disk_that_is_full_from_start_to_end_leaves_word_of_what_is_lost_and_no_half_of_a_file(outcomes):
+    assert outcomes["disk full from start to end"].note == "fragment-0.lost-120"
 
 
 def test_a_process_that_is_killed_at_a_random_moment_loses_no_acknowledged_sample(outcomes):

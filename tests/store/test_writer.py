@@ -9,14 +9,16 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import attemper
 from attemper import InputError, Store
-from attemper.store import process, schema, writer
+from attemper.store import opening, process, schema, writer
 from attemper.store.folder import delete_run
 from attemper.store.fragment import Fragment
 from attemper.store.replay import replay
@@ -214,6 +216,121 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(tmp_path, monkeypatch, capl
     assert steps(run) == [0, 1, 2, 3, 4]
     (record,) = caplog.records
     assert "the store has trouble at step 0: disk I/O error. Training goes on" in record.message
+
+
+@pytest.fixture
+def full(monkeypatch) -> threading.Event:
+    """Until it is set, the disk takes no file. The trials come soon."""
+    room, fragment = threading.Event(), Fragment
+
+    def refuse(path: Path | None, **options: Any) -> Fragment:
+        if path is not None and not room.is_set():
+            raise sqlite3.OperationalError("database or disk is full")
+        return fragment(path, **options)
+
+    monkeypatch.setattr(opening, "Fragment", refuse)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.02)
+    return room
+
+
+def soon(condition: Callable[[], object]) -> bool:
+    """Whether it is so within five seconds."""
+    end = time.monotonic() + 5
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def test_a_disk_that_is_full_at_the_start_is_tried_again_and_takes_what_memory_holds(tmp_path, full, caplog):
+    run = open_writer(Store(tmp_path, name="a", bits=None), about={"model": "tiny"})
+    run.cover({("a", "self", "train"): "no attention was seen"})
+    for one in samples(300):
+        run.take(one)
+    assert run.flush(10)
+    assert (run.written, run.dropped, run.waiting) == (0, 0, 300)
+    assert "database or disk is full" in str(run.trouble)
+    assert len(steps(run)) == 300, "in memory they can be read"
+    full.set()
+    assert soon(lambda: run.written == 300)
+    for one in (sample(300), sample(250)):
+        run.take(one)
+    run.close()
+    assert (run.written, run.dropped, run.waiting, run.trouble) == (302, 0, 0, None)
+    assert os.listdir(tmp_path) == ["fragment-0.sqlite"]
+    with attemper.open_run(tmp_path) as found:
+        assert (found.name, found.about["model"], found.lost) == ("a", "tiny", ())
+        assert [site.name for site in found.coverage.skipped] == ["a"]
+        assert found.steps.tolist() == list(range(251))
+        assert found.history("max_logit").values.dtype == np.float32
+    tables = schema.open_to_read(tmp_path / "fragment-0.sqlite")
+    for one in list(replay(tables, 0, 299)):
+        assert np.array_equal(one.values, sample(one.step).values), "with all their bits"
+    tables.close()
+    assert len(caplog.records) == 1
+
+
+def test_a_run_that_goes_on_while_the_disk_is_full_keeps_its_steps(tmp_path, full, caplog):
+    full.set()
+    first = open_writer(tmp_path)
+    first.take(sample(40))
+    first.close()
+    full.clear()
+    second = open_writer(tmp_path)
+    assert second.last_step == 40
+    assert second.earlier is not None
+    second.take(sample(41))
+    second.flush()
+    full.set()
+    second.close()
+    assert (second.written, second.dropped) == (1, 0)
+    assert steps(second) == [40, 41]
+
+
+def test_what_could_not_be_read_before_is_not_hidden_by_a_run_that_is_stored_later(tmp_path, full, monkeypatch, caplog):
+    full.set()
+    first = open_writer(tmp_path)
+    first.take(sample(40))
+    first.close()
+    full.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "open_to_read", lambda path: schema.open_to_read(path.with_name("none")))
+        second = open_writer(tmp_path)
+    assert second.last_step is None
+    second.take(sample(0))
+    full.set()
+    assert soon(lambda: not second.pending)
+    second.close()
+    assert (second.written, second.dropped) == (0, 1)
+    assert "fragment-0.sqlite has samples to step 40 that could not be read before" in caplog.records[-1].message
+    with attemper.open_run(tmp_path) as found:
+        assert found.steps.tolist() == [40]
+        assert [one.samples for one in found.lost] == [1]
+
+
+def test_a_new_training_moves_the_earlier_run_once_however_often_the_disk_is_tried(tmp_path, full):
+    full.set()
+    open_writer(tmp_path / "a").close()
+    full.clear()
+    run = open_writer(Store(tmp_path / "a", new=True))
+    run.take(sample(0))
+    time.sleep(0.2)
+    full.set()
+    run.close()
+    assert run.written == 1
+    assert sorted(os.listdir(tmp_path)) == ["a", "a-1"]
+
+
+def test_a_folder_in_which_nothing_could_be_stored_says_what_is_lost(tmp_path, full):
+    run = open_writer(tmp_path / "a")
+    run.take(sample(0))
+    run.close()
+    assert (run.dropped, run.waiting) == (1, 0)
+    with pytest.raises(InputError, match=r"there is no sample in .*a: 1 sample was lost, since the disk was full"):
+        attemper.open_run(tmp_path / "a")
+    full.set()
+    open_writer(tmp_path / "a").close()
+    with attemper.open_run(tmp_path / "a") as found:
+        assert [one.samples for one in found.lost] == [1]
 
 
 def test_while_the_disk_fails_the_trouble_is_told_and_flush_does_not_wait_for_ever(tmp_path, monkeypatch):

@@ -181,6 +181,38 @@ def file_too_large(folder: Path, many: int) -> Outcome:
     return outcome
 
 
+def full_at_the_start(folder: Path, many: int) -> Outcome:
+    """The disk has room for tables and for no sample when the run begins; in its middle there is more."""
+    import resource
+
+    outcome = Outcome("disk full at the start")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
+
+    def during(step: int, run: Writer) -> None:
+        if step == many // 2:
+            run.flush()
+            assert (run.written, run.dropped, run.waiting) == (0, 0, step), "they wait"
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    loop(folder, outcome, many, during)
+    outcome.read = count_read(folder)
+    return outcome
+
+
+def full_from_start_to_end(folder: Path, many: int) -> Outcome:
+    """The same, and no room comes."""
+    import resource
+
+    outcome = Outcome("disk full from start to end")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    loop(folder, outcome, many)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    outcome.note = ", ".join(os.listdir(folder))
+    return outcome
+
+
 def no_more_pages(folder: Path, many: int) -> Outcome:
     """SQLite finds the disk full, to the end of the run."""
     outcome = Outcome("disk full (max_page_count)")
@@ -424,6 +456,8 @@ def all_faults(folder: Path, *, kills: int, many: int) -> Iterator[Callable[[], 
     yield lambda: killed(folder / "killed", kills)
     several = (
         file_too_large,
+        full_at_the_start,
+        full_from_start_to_end,
         no_more_pages,
         read_only_folder,
         deleted_folder,

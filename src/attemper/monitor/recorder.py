@@ -366,7 +366,10 @@ class Recorder:
         from attemper.store.run import Run
 
         self.settle(wait=True)
-        self._open_writer().flush()
+        writer = self._open_writer()
+        writer.flush()
+        if writer.pending:  # its file will be another place to read
+            return Run(self._ranks())
         if self._run is None:
             self._run = Run(self._ranks())
         return self._run

@@ -17,7 +17,7 @@ from attemper.errors import InputError, MissingExtraError
 from attemper.store.lock import is_held
 from attemper.store.parts import NAME as PART
 from attemper.store.parts import PART_SECONDS, live_until, parts, restore
-from attemper.store.place import OURS
+from attemper.store.place import OURS, UNNOTED, lost_beside
 from attemper.store.ranks import Ranks
 from attemper.store.run import Run
 from attemper.store.schema import is_ours, not_a_run, open_to_read
@@ -70,6 +70,11 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         if failures and not readers:
             raise failures[0]
     if not readers:
+        if lost := sum(samples for _, samples in lost_beside(Path(path) / "fragment-*.lock")):
+            raise InputError(
+                f"there is no sample in {clean_name(path)}: {count(lost, 'sample was', 'samples were')} lost, since "
+                f"{UNNOTED}."
+            )
         raise InputError(
             f"there is no run at {clean_name(path)}. A run has files such as fragment-0.sqlite, which "
             "attemper.watch(model, store=...) writes."

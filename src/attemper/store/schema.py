@@ -163,6 +163,9 @@ def open_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
         _prepare(connection, new=new, journal="WAL" if write_ahead else "DELETE")
     except BaseException as error:
         connection.close()
+        if new:  # half of it, which would be a file of nobody
+            for end in ("", "-journal", "-wal", "-shm"):
+                path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
         if isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error):
             raise NotARunError(not_a_run(path)) from error
         raise

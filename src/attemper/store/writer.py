@@ -8,6 +8,7 @@ dropped and counted.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import queue
@@ -16,17 +17,20 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey
 from attemper.store import process
 from attemper.store.earlier import Earlier
+from attemper.store.folding import CHUNK
 from attemper.store.fragment import Fragment
-from attemper.store.lock import Lock, LockHeldError
-from attemper.store.options import Store
+from attemper.store.lock import LockHeldError
+from attemper.store.opening import MAY_END, Opening
+from attemper.store.options import DEFAULT_BITS, Store
 from attemper.store.parts import Parts
-from attemper.store.place import UNNOTED, leave_lost, lost_beside, place_of
+from attemper.store.place import leave_lost
+from attemper.store.replay import replay
 from attemper.store.schema import FORKED, Tables
 from attemper.text import clean_name
 
@@ -46,6 +50,11 @@ GRACE_SECONDS = 0.3
 """What the thread may take beyond a deadline, to finish the statement that it is at."""
 TROUBLE = (OSError, sqlite3.Error)
 """What a disk may raise, and may stop to raise."""
+GIVEN_UP = (
+    "attemper: the run is not tried to be stored again: %s. Its history stays in memory, and its samples count as "
+    "dropped."
+)
+"""Where what stands in the place of the file turns out to be another writer's, say."""
 MEMORY_BYTES = 64 << 20
 """A history without a store takes at most about so much."""
 
@@ -54,16 +63,24 @@ class Writer:
     """Writes samples of one process into its fragment, in the background."""
 
     def __init__(
-        self, fragment: Fragment, *, held: Lock | None = None, parts: Parts | None = None, refused: str | None = None
+        self,
+        fragment: Fragment,
+        *,
+        opening: Opening | None = None,
+        parts: Parts | None = None,
+        refused: str | None = None,
+        pending: bool = False,
     ) -> None:
         """
         Args:
             fragment: written to from now on by this writer's thread only.
-            held: given back at the end.
+            opening: of the run's file; None for a history in memory.
             parts: publishes what is written, where the run's folder takes no live file.
             refused: why samples cannot be stored where they were to be: ``fragment`` is one in memory.
+            pending: whether that may end: the file is tried every second, and takes what memory holds.
         """
-        self._fragment, self._held, self._parts, self._refused = fragment, held, parts, refused
+        self._fragment, self._opening, self._parts, self._refused = fragment, opening, parts, refused
+        self.pending, self._due = pending, time.monotonic() + RETRY_SECONDS
         self._process = os.getpid()
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         # Each of these is written by one thread: what the training thread hands over, and what this one settles.
@@ -76,9 +93,9 @@ class Writer:
         """Samples that a killed process would not lose."""
         self.trouble: str | None = refused
         """Why samples cannot be written now; None where they are."""
-        self.last_step = fragment.last_step
+        self.last_step = None if opening is None else opening.last_step
         """Of the last sample that was taken, or that an earlier process wrote."""
-        self.earlier: Earlier | None = None
+        self.earlier: Earlier | None = None if opening is None else opening.earlier
         """What the file held when it was opened."""
         self.source: weakref.WeakMethod[Callable[[float], object]] | None = None
         """Asked at the end of the process for the samples that were not handed over yet, until a moment (monotonic)."""
@@ -87,7 +104,7 @@ class Writer:
         self._patience = float("inf")
         self._thread = threading.Thread(target=self._work, name="attemper store", daemon=True)
         self._thread.start()
-        if fragment.path is not None:  # a history in memory ends with its process
+        if opening is not None:  # a history in memory ends with its process
             process.enter(self)
 
     @property
@@ -98,7 +115,7 @@ class Writer:
     @property
     def dropped(self) -> int:
         """Samples that are not in the store: the queue was full, the disk refused them, or the run was over."""
-        if self._refused:
+        if self._refused and not (self.pending and self.live):
             return self._overflowed + self._handed
         late = self._deadline is not None and time.monotonic() > self._deadline
         return self._overflowed + self._failed + (self._handed - self._settled if late else 0)
@@ -106,7 +123,9 @@ class Writer:
     @property
     def waiting(self) -> int:
         """Samples that the disk does not take now; they are tried again."""
-        return self._handed - self._settled if self.trouble and not self._refused and self.live else 0
+        if not (self.trouble and self.live) or (self._refused and not self.pending):
+            return 0
+        return self._handed - (0 if self.pending else self._settled)
 
     @property
     def thinned(self) -> bool:
@@ -199,18 +218,25 @@ class Writer:
         try:
             while (task := self._next_task()) is not None:
                 task()
+            if self.pending:
+                self._insist(self._open, self.last_step)
             self._note_losses()
             self._publish()
             self._attempt(lambda: self._fragment.close(self._deadline or 0.0))
         finally:
             unnoted = self.dropped - self._noted
-            if unnoted and self._fragment.path is not None:
-                leave_lost(self._fragment.path, unnoted)
-            if self._held is not None:
-                self._held.release()
+            if self._opening is not None:
+                if unnoted and self._opening.path is not None:
+                    leave_lost(self._opening.path, unnoted)
+                self._opening.release()
             process.leave(self)
 
     def _next_task(self) -> Callable[[], object] | None:
+        while self.pending:
+            try:
+                return self._queue.get(timeout=self._due - time.monotonic())
+            except (queue.Empty, ValueError):  # it is time, or past it
+                self._try_to_open()
         while self._parts is not None:
             try:
                 return self._queue.get(timeout=self._parts.seconds_left)
@@ -218,16 +244,45 @@ class Writer:
                 self._publish()
         return self._queue.get()
 
+    def _try_to_open(self) -> None:
+        try:
+            self._open()
+        except MAY_END as error:
+            self.trouble = str(error)
+        except Exception as error:  # for good
+            self.pending = False
+            self._refused = self.trouble = _reason(error)
+            logger.warning(GIVEN_UP, self._refused)
+        self._due = time.monotonic() + RETRY_SECONDS
+
+    def _open(self) -> None:
+        """Opens the file that the disk did not take before, and writes what memory holds into it."""
+        assert self._opening is not None
+        fragment, self._parts = self._opening.open()
+        memory, self._fragment = self._fragment.tables(), fragment
+        ((left, end),) = memory.rows("SELECT count(*), coalesce(max(id), -1) FROM sample")
+        self._settled -= left
+        self._failed = self._settled  # thinned meanwhile
+        self.pending, self._refused, self.trouble = False, None, None
+        facts = {name: json.loads(value) for name, value in memory.rows("SELECT name, value FROM about")}
+        sites = {tuple(site): why for *site, why in memory.rows("SELECT name, kind, mode, reason FROM coverage")}
+        self._insist(lambda: fragment.describe(facts), self.last_step)
+        self._insist(lambda: fragment.cover(sites), self.last_step)
+        for first in range(0, end + 1, CHUNK):
+            for sample in replay(memory, first, first + CHUNK - 1):
+                self._settled_bytes -= sample.values.nbytes
+                self._append(sample)
+
     def _publish(self) -> None:
         if self._parts is not None:
             self._attempt(self._parts.publish)
 
     def _append(self, sample: Sample) -> None:
         kept = self._insist(lambda: self._fragment.append(sample), sample.step)
-        if kept and self._refused is None:
-            self.written += 1
-        else:
+        if not kept or (self._refused and not self.pending):
             self._failed += 1
+        elif not self.pending:
+            self.written += 1
         self._settled, self._settled_bytes = self._settled + 1, self._settled_bytes + sample.values.nbytes
         if kept:
             self._note_losses()
@@ -305,8 +360,8 @@ def open_writer(
 ) -> Writer:
     """The writer of this process' fragment of a run; None for a history in memory, bounded and thinned with age.
 
-    Where the folder takes no file, holds something else, or has a live writer already, one warning says so. The history
-    then stays in memory, and every sample counts as dropped.
+    Where the disk takes no file now, one warning says so, and the history stays in memory until it does. Where the
+    folder holds something else, or has a live writer already, it stays there, and every sample counts as dropped.
 
     Raises:
         InputError: the path is a file, or no path.
@@ -320,48 +375,16 @@ def open_writer(
         )
     told = {"name": options.name, "tags": list(options.tags), "notes": options.notes}
     facts = {"bits": options.bits, **(about or {}), **{name: fact for name, fact in told.items() if fact}}
+    opening = Opening(options, rank, versions)
     try:
-        return _describe(_open(options, rank, versions), facts)
+        fragment, parts = opening.open()
     except Exception as error:  # whatever it is, training goes on
-        return _describe(_refuse(options, error, versions), facts)
+        return _describe(_refuse(options, opening, error, versions), facts)
+    return _describe(Writer(fragment, opening=opening, parts=parts), facts)
 
 
-def _open(options: Store, rank: int, versions: Mapping[str, str] | None) -> Writer:
-    """A writer of the run's file. Where that fails, what was opened is closed."""
-    with ExitStack() as opened:
-        place = place_of(options, rank)
-        held = Lock(place.folder / f"fragment-{rank}.lock")
-        opened.callback(held.release)
-        fragment = Fragment(
-            place.folder / f"fragment-{rank}.sqlite",
-            rank=rank,
-            bits=options.bits,
-            max_bytes=options.max_bytes,
-            versions=versions,
-            write_ahead=place.write_ahead,
-        )
-        opened.callback(fragment.connection.close)
-        tables = Tables(fragment.connection, fragment.lock)
-        earlier = None if fragment.last_step is None else Earlier.of(tables, fragment.last_step)
-        for beside, samples in lost_beside(held.path):
-            fragment.lose(samples, fragment.last_step, UNNOTED)
-            beside.unlink(missing_ok=True)
-        parts = None if place.target is None else Parts(fragment, place.target, rank)
-        opened.pop_all()
-    if place.why is not None:
-        logger.warning(
-            "attemper: the run is kept in %s: its own folder is on a file system that takes no live file of SQLite, "
-            "and %s.",
-            fragment.path,
-            place.why,
-        )
-    writer = Writer(fragment, held=held, parts=parts)
-    writer.earlier = earlier
-    return writer
-
-
-def _in_memory(versions: Mapping[str, str] | None) -> Fragment:
-    return Fragment(None, max_bytes=MEMORY_BYTES, versions=versions)
+def _in_memory(versions: Mapping[str, str] | None, bits: int | None = DEFAULT_BITS) -> Fragment:
+    return Fragment(None, bits=bits, max_bytes=MEMORY_BYTES, versions=versions)
 
 
 def _describe(writer: Writer, facts: Mapping[str, object]) -> Writer:
@@ -369,16 +392,27 @@ def _describe(writer: Writer, facts: Mapping[str, object]) -> Writer:
     return writer
 
 
-def _refuse(options: Store, error: Exception, versions: Mapping[str, str] | None) -> Writer:
+def _refuse(options: Store, opening: Opening, error: Exception, versions: Mapping[str, str] | None) -> Writer:
+    pending, reason = isinstance(error, MAY_END), _reason(error)
+    logger.warning(
+        "attemper: the run %s cannot be stored: %s. Training goes on; its history stays in memory and %s.",
+        clean_name(options.path),
+        reason,
+        "is stored as soon as that ends: it is tried every second. What is not stored at the end counts as dropped"
+        if pending
+        else "ends with this process, and all of its samples count as dropped",
+    )
+    if not pending:
+        opening.release()
+        return Writer(_in_memory(versions), refused=reason)
+    return Writer(_in_memory(versions, options.bits), opening=opening, refused=reason, pending=True)
+
+
+def _reason(error: Exception) -> str:
+    """Why a run cannot be stored."""
     reason = getattr(error, "strerror", None) or str(error)
     if isinstance(error, sqlite3.DatabaseError) and "malformed" in reason:
-        reason = f"its file is damaged or cut off ({reason})"
+        return f"its file is damaged or cut off ({reason})"
     if isinstance(error, LockHeldError):
-        reason = "another watch is writing to it. Give each run a folder of its own"
-    logger.warning(
-        "attemper: the run %s cannot be stored: %s. Training goes on; its history stays in memory and ends with this "
-        "process, and all of its samples count as dropped.",
-        clean_name(options.path),
-        reason.rstrip("."),
-    )
-    return Writer(_in_memory(versions), refused=reason)
+        return "another watch is writing to it. Give each run a folder of its own"
+    return reason.rstrip(".")
