@@ -5,6 +5,7 @@ format. A file holds no text, no token and no path.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import fields
@@ -40,6 +41,10 @@ PLAIN, SITES_ALONE = 1, 2
 stacked; neither has ``LATER`` or what the model gives.
 """
 AGAIN = "Make it again with the command that wrote it"
+_ROOM, _RATIO = 1 << 26, 16
+"""Bytes of arrays that any file may ask for, and more for each byte that it has: an array that is the same along heads
+and rows is stored once, and is made as large as the header says.
+"""
 
 _FACTS = tuple(one.name for one in fields(SiteFingerprint) if "ndarray" not in str(one.type))
 """Fields of a site that stand in the header."""
@@ -136,13 +141,14 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
     """
     path = Path(path)
     header, arrays = _read(path)
+    room = [_ROOM + _RATIO * sum(part.nbytes for part in arrays.values())]
     name = clean_name(path.name)
     told = header.get("version") if isinstance(header, dict) else None
     plain, version = told == PLAIN, told if told in (PLAIN, SITES_ALONE) else VERSION
     header = check_header(name, header, FORMAT, version, what="fingerprint", writer="`attemper fingerprint`")
     try:
         sites = tuple(
-            _plain_site(one, number, header, arrays) if plain else _site(one, number, arrays, version)
+            _plain_site(one, number, header, arrays) if plain else _site(one, number, arrays, version, room)
             for number, one in enumerate(header["sites"])
         )
         tokens = header["tokens"]
@@ -198,7 +204,10 @@ def _later(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     return {name: np.full(shapes[name], np.nan, np.float32) for name in LATER}
 
 
-def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray], version: int) -> SiteFingerprint:
+def _site(
+    facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray], version: int, room: list[int]
+) -> SiteFingerprint:
+    """``room``: bytes that this and later sites may take, in a list of one."""
     import numpy as np
 
     given, before = _facts(facts), f"{number}."
@@ -207,6 +216,9 @@ def _site(facts: Mapping[str, Any], number: int, arrays: Mapping[str, np.ndarray
     if held != heads:  # before anything is made as large as the header says
         raise ValueError(f"{before}query holds {count(held, 'head')}, expected {heads}")
     shapes = _shapes(given, rows, places)
+    room[0] -= sum(4 * math.prod(shape) for shape in shapes.values())
+    if room[0] < 0:
+        raise ValueError(f"its sites take {-room[0]:,} bytes more than a file of this size can hold")
     whole = {name: unpack(before + name, arrays, shapes[name], whole=True) for name in (*_WHOLE, *COUNTS)}
     absent = (*_FOLLOWING, *(LATER if version < VERSION else ()))
     kept = [name for name in (*_NUMBERS, *STATISTICS, *_VECTORS) if name not in absent or before + name in arrays]

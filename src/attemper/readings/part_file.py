@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "attemper-reading", 1
 SUFFIX = ".safetensors"
+MOST_SHARDS = 1 << 20
+"""Of a whole. A header that says more is damaged: those that are missing are listed by name."""
 AGAIN = "Make it again with the command that wrote it"
 
 
@@ -231,9 +233,12 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
     order = _column_order(fields["columns"], int(fields["law"]["fewest_keys"]))
+    width = sum(width for _, width in fields["columns"])
+    if (fields["law"].get("shards") or 0) > MOST_SHARDS:
+        raise ValueError(f"a whole of {fields['law']['shards']:,} shards")
     segments = []
     for number, segment in enumerate(fields["segments"]):
-        sites = [_site(one, arrays[f"{number}.{place}"], order) for place, one in enumerate(segment["sites"])]
+        sites = [_site(one, arrays[f"{number}.{place}"], order, width) for place, one in enumerate(segment["sites"])]
         segments.append(Segment(tuple(map(_shard, segment["shards"])), {site.key: site for site in sites}))
     plain: dict[str, Any] = {name: fields[name] for name in _PLAIN}
     plain |= {name: tuple(fields[name]) for name in ("backends", "computed_on")}
@@ -257,7 +262,7 @@ def _column_order(columns: Sequence[Sequence[Any]], fewest_keys: int) -> list[in
     """
     stands, start = {}, 0
     for name, width in columns:
-        stands[name] = list(range(start, start + width))
+        stands[name] = range(start, start + width)  # no list: a header may claim any width
         start += width
     found = []
     for name, place in places(fewest_keys).items():
@@ -272,11 +277,11 @@ def _column_order(columns: Sequence[Sequence[Any]], fewest_keys: int) -> list[in
     return found
 
 
-def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int]) -> SiteTotals:
+def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], width: int) -> SiteTotals:
     import numpy as np
 
     label = load_record(SiteLabel, fields["label"], "label")
-    if sums.dtype != "float64" or sums.ndim != 2 or len(sums) != label.heads:
+    if sums.dtype != "float64" or sums.shape != (label.heads, width):
         raise ValueError(f"sums {sums.shape} {sums.dtype} of {clean_name(label.name)}, whose heads are {label.heads}")
     module, call = map(int, fields["order"])
     if sums.shape[1] in order:

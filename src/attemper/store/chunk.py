@@ -23,6 +23,8 @@ _HEADER = struct.Struct("<BHI")
 _VERSION = 1
 _LEVEL = 1
 """zlib's fastest: higher levels gain 2% and take three times as long."""
+_LARGEST = 1 << 24
+"""Bytes of the numbers of a block: 128 samples of 32,768 heads."""
 
 
 def round_bits(values: np.ndarray, bits: int | None) -> np.ndarray:
@@ -103,7 +105,14 @@ def unpack(data: bytes) -> np.ndarray:
                 f"a block of this run is damaged, or of the newer version {version}; this attemper reads version "
                 f"{_VERSION}."
             )
-        shuffled = np.frombuffer(zlib.decompress(memoryview(data)[_HEADER.size :]), np.uint8).reshape(4, -1)
+        expected, inflate = 4 * samples * size, zlib.decompressobj()
+        if expected > _LARGEST:
+            raise InputError(f"a block of this run is damaged: it claims {expected:,} bytes, and none has as many.")
+        # One byte more than is expected shows a block that holds too much, and is all that is made of it.
+        numbers = inflate.decompress(memoryview(data)[_HEADER.size :], expected + 1)
+        if len(numbers) != expected or not inflate.eof:
+            raise InputError(f"a block of this run is damaged: it has not the {expected:,} bytes that it claims.")
+        shuffled = np.frombuffer(numbers, np.uint8).reshape(4, -1)
         values = np.ascontiguousarray(shuffled.T).reshape(-1).view("<f4")
         return values.reshape(size, samples).T
     except (struct.error, zlib.error, ValueError) as error:

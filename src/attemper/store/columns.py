@@ -68,8 +68,8 @@ def _of_pair(reader: FragmentReader, pair: Pair, level: int, many: int) -> Array
         place = first >> level
         found[place : place + len(row)] = row
         known[place : place + len(row)] = True
-    replaced = reader.replaced >> level
-    known[replaced[replaced < many]] = False
+    for first, end in reader.replaced:
+        known[first >> level : ((end - 1) >> level) + 1] = False
     for first, last in _stretches(~known):
         blocks = _of_samples(reader, pair, level, (first, last))
         if not found.shape[-1]:
@@ -83,10 +83,15 @@ def _of_samples(reader: FragmentReader, pair: Pair, level: int, ends: tuple[int,
     """Blocks from the first of ``ends`` on, below the last, as samples that count make them."""
     start, stop = (end << level for end in ends)
     samples, values = reader.series(pair, reader.span(start, stop - 1))
-    counts = (samples >= start) & (samples < stop) & ~np.isin(samples, reader.replaced)
-    spread = np.full((stop - start, values.shape[1]), np.nan, np.float32)
-    spread[samples[counts] - start] = values[counts]
-    return pyramid.blocks(spread.reshape(ends[1] - ends[0], 1 << level, -1))
+    counts = (samples >= start) & (samples < stop)
+    for first, end in reader.replaced:
+        counts &= (samples < first) | (samples >= end)
+    found = pyramid.empty_blocks(ends[1] - ends[0], values.shape[1])
+    # A block at a time: a thinned run has numbers of few of its samples, and room for all of them would be too much.
+    places, firsts = np.unique(samples[counts] >> level, return_index=True)
+    for place, one in zip(places.tolist(), np.split(values[counts], firsts[1:]), strict=False):
+        found[place - ends[0]] = pyramid.blocks(one[None])[0]
+    return found
 
 
 def _stretches(wanted: Array) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from attemper.errors import InputError
 from attemper.readings.sample import Sample
 from attemper.store import pyramid
 from attemper.store.chunk import COUNTS, pack, round_bits, unpack
@@ -17,6 +18,8 @@ from attemper.store.schema import Row
 
 CHUNK = 128
 """Samples that are folded at a time."""
+MOST_HEADS = 1 << 20
+"""Of a sample. A file that says more is damaged: room is made for as many as it says."""
 
 MOMENT = np.dtype(
     [("id", "<i8"), ("segment", "<i8"), ("step", "<i8"), ("time", "<f8"), ("tokens", "<i8"), ("layout", "<i8")]
@@ -70,9 +73,14 @@ def add_chunk(connection: sqlite3.Connection, first: int, span: int) -> None:
 
 def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -> Layout:
     places, start = {}, 0
+    repeated = len(set(sites)) < len(sites) or len(set(statistics)) < len(statistics)
+    if repeated or not all(site in heads and 0 <= heads[site] <= MOST_HEADS for site in sites):
+        raise InputError("the run cannot be read: its file is damaged, a layout is impossible.")
     for site in sites:
         places[site] = slice(start, start + heads[site])
         start += heads[site]
+    if start > MOST_HEADS:
+        raise InputError(f"the run cannot be read: its file is damaged, a sample has {start:,} heads.")
     return Layout(statistics, places)
 
 

@@ -22,8 +22,8 @@ from attemper.store.schema import Tables
 
 Array = np.ndarray
 Hot = tuple[int, Layout, Array]
-BLOCK = 1024
-"""Samples that are read together: 40 MB of 1,024 heads and 10 statistics."""
+BLOCK, NUMBERS = 1024, 10 << 20
+"""Samples, and numbers, that are read together at most: 40 MB, of 1,024 samples of 1,024 heads and 10 statistics."""
 
 
 def between(moments: Array, start: int | None, stop: int | None) -> Array:
@@ -216,8 +216,10 @@ class FragmentReader:
         """Of each of ``moments`` the statistics of these names that it holds."""
         known = {number: name for name, number in self.statistics.items() if name.removesuffix(REST) in names}
         labels = {site: label for label, site in self._places}
-        for start in range(0, len(moments), BLOCK):
-            block = moments[start : start + BLOCK]
+        size = max((one.heads * len(one.statistics) for one in self._layouts.values()), default=1)
+        many = min(BLOCK, max(1, NUMBERS // max(1, size)))
+        for start in range(0, len(moments), many):
+            block = moments[start : start + many]
             numbers = {one: self._numbers(block, one, known) for one in np.unique(block["layout"]).tolist()}
             for one in block:
                 layout = self._layouts[int(one["layout"])]
@@ -262,6 +264,10 @@ class FragmentReader:
             )
             self._hot_of = self._state, span
             self._hot_rows = [(sample, self._layouts[one], np.frombuffer(data, "<f4")) for sample, one, data in rows]
+            if any(data.size != layout.heads * len(layout.statistics) for _, layout, data in self._hot_rows):
+                raise InputError(
+                    "the run cannot be read: its file is damaged, a sample has not the heads of its sites."
+                )
         return self._hot_rows
 
     def pairs(self, statistic: str, key: SiteKey) -> list[Pair]:
@@ -281,6 +287,9 @@ class FragmentReader:
         samples = self._holding(pair, span[0])[: sum(map(len, parts))]
         if sum(map(len, parts)) != len(samples):
             raise InputError("the run cannot be read: its file is damaged, some of its samples have no number.")
+        heads = next((one.sites[pair[1]] for one in self._layouts.values() if pair in one.pairs), slice(0, 0))
+        if any(part.shape[1] != heads.stop - heads.start for part in parts):
+            raise InputError("the run cannot be read: its file is damaged, a block has not the heads of its site.")
         hot = [one for one in self._hot(span) if pair in one[1].pairs]
         for _, layout, values in hot:
             row, heads = layout.pairs[pair]
@@ -295,17 +304,17 @@ class FragmentReader:
         return {first: blocks.reshape(len(blocks), 4, -1) for first, blocks in rows.items()}
 
     @property
-    def replaced(self) -> Array:
-        """Numbers of the samples that do not count, ascending, with those that thinning took."""
+    def replaced(self) -> list[tuple[int, int]]:
+        """First and end of each range of samples that do not count, ascending, with those that thinning took."""
         starts, last = self.starts, int(self._read["id"][-1]) if len(self._read) else -1
         ends = [*(start.first_sample for start in starts[1:]), last + 1]
-        found = [np.zeros(0, np.int64)]
+        found = []
         for start, end in zip(starts, ends, strict=True):
             kept = self._kept["id"][self._kept["segment"] == start.segment]
             read = self._read["id"][self._read["segment"] == start.segment]
             if len(kept) < len(read) or not len(read):  # steps of a segment ascend: what counts of it is its beginning
-                found.append(np.arange(kept[-1] + 1 if len(kept) else start.first_sample, end))
-        return np.concatenate(found)
+                found.append((int(kept[-1]) + 1 if len(kept) else start.first_sample, end))
+        return [(first, end) for first, end in found if first < end]
 
     def _holding(self, pair: Pair, first: int) -> Array:
         """Numbers of the samples from ``first`` on that hold a statistic of a site."""
