@@ -22,7 +22,7 @@ BY_NAME = re.compile(r"""[!=]= ?"softmax"|"softmax" [!=]=|in ROW_NORMALIZERS""")
 SKIP = re.compile(r"# fmt: skip$", re.MULTILINE)
 
 
-EVERYWHERE = ("checks", "errors", "files", "text", "statistics", "__init__", "__main__", "conftest")
+EVERYWHERE = ("checks", "documents", "errors", "files", "text", "statistics", "__init__", "__main__", "conftest")
 """Not drawn: every room may import them, or they only start another."""
 PAGES = "to_html"
 """The function in which a room may import another that stands above it."""

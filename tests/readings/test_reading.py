@@ -92,7 +92,7 @@ def test_what_is_no_document_of_a_scan_is_told_with_its_place(change: Any, messa
     [
         ("max_logit", "high", r"sites\[1\]\.heads\[0\]\.max_logit must be a number or null, got 'high'"),
         ("max_logit", float("nan"), r"sites\[1\]\.heads\[0\]\.max_logit must be .*, got nan: a missing value is null"),
-        ("max_logit", 10**400, r"sites\[1\]\.heads\[0\]\.max_logit is beyond what a number of a scan can be"),
+        ("max_logit", 10**400, r"sites\[1\]\.heads\[0\]\.max_logit is beyond what a number can be"),
         ("judged", 1, r"sites\[1\]\.heads\[0\]\.judged must be true or false, got 1"),
         ("rows", True, r"sites\[1\]\.heads\[0\]\.rows must be a whole number, got True"),
         ("layer", "3", r"sites\[1\]\.heads\[0\]\.layer must be a whole number or null, got '3'"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ANYWHERE = {"errors", "checks", "files", "text", "statistics"}
+ANYWHERE = {"errors", "checks", "documents", "files", "text", "statistics"}
 """May be imported by every layer above them; among themselves as the table says."""
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "statistics": {"checks", "errors"},
     "text": set(),
     "files": {"errors", "text"},
+    "documents": {"errors", "text"},
     "schedules": set(),
     "backends": set(),
     "call": {"backends"},
@@ -44,7 +45,18 @@ FACADE = "attemper"
 ONLY_INSIDE = {(layer, "report"): ("to_html",) for layer in ("readings", "store")}
 """(importer, imported) -> the functions that may hold the import: a page is loaded when one is written."""
 
-WITHOUT_TORCH = {"errors", "checks", "files", "text", "statistics", "fingerprints", "readings", "store", "report"}
+WITHOUT_TORCH = {
+    "errors",
+    "checks",
+    "documents",
+    "files",
+    "text",
+    "statistics",
+    "fingerprints",
+    "readings",
+    "store",
+    "report",
+}
 """Never import torch: it costs seconds."""
 
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}

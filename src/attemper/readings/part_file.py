@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attemper.documents import COUNT, LARGEST, Row, check_document, parse_json, read_safetensors
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
 from attemper.readings.part import Part, Segment, Shard, label_list, merge
@@ -91,6 +92,25 @@ _PLAIN = (
 """Fields of ``Part`` that stand in the header as they are."""
 
 
+_SHARD = {"label": str, "index": (COUNT, None), "tokens": COUNT, "texts?": (COUNT, None), "blocks?": (COUNT, None)}
+_HEADER: dict[str, Any] = {
+    **dict.fromkeys(("model", "model_hash"), str),
+    **dict.fromkeys(("text", "date", "dtype", "revision"), (str, None)),
+    "versions": ({str: str}, None),
+    "law": {"fewest_keys": COUNT, "shards?": (COUNT, None)},
+    "limits": {str: object},
+    "backends": [str],
+    "computed_on": [str],
+    "columns": [Row(str, COUNT)],
+    "skipped": [{"name": str, "reason": str}],
+    "dropped": [Row(str, str, str, str)],
+    "segments": [
+        {"shards": [_SHARD], "sites": [{"label": {}, "queries": COUNT, "keys": COUNT, "order": Row(COUNT, COUNT)}]}
+    ],
+}
+"""Of the metadata of a file."""
+
+
 def load_scan(path: str | os.PathLike[str]) -> Scan:
     """A scan from a file of :meth:`Scan.save`, of ``attemper scan --out`` or of ``attemper merge --out``.
 
@@ -118,7 +138,13 @@ def load(path: Path, *, unfinished: bool = False) -> Part:
         raise InputError(
             f"{_name(path)} is a shard under way, not a whole one. The command that began it goes on from it."
         )
-    arrays = _arrays(path)
+    _, arrays = read_safetensors(path, "np", what="reading", again=AGAIN)
+    try:
+        check_document(header.fields, _HEADER, "")
+    except InputError as error:
+        raise InputError(
+            f"{_name(path)} is damaged: its header does not fit its numbers ({error}). {AGAIN}."
+        ) from error
     try:
         return _part(header.fields, arrays)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -187,20 +213,13 @@ def read_header(path: Path) -> Header:
     Raises:
         InputError: it cannot be read, is cut off, is of a newer version, or is something else.
     """
-    from safetensors import SafetensorError, safe_open
-
     if _is_json(path):
         raise InputError(
             f"{_name(path)} is the JSON of a scan: its numbers are means, which do not add up. Merge files of "
             "Scan.save or `attemper scan --out`; attemper.load_scan reads the JSON, and attemper.compare compares it."
         )
-    try:
-        with safe_open(path, "np") as file:
-            fields = json.loads((file.metadata() or {}).get("attemper", "{}"))
-    except OSError as error:
-        raise InputError(f"{_name(path)} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, SafetensorError) as error:
-        raise InputError(f"{_name(path)} is cut off or no reading ({error}). {AGAIN}.") from error
+    facts, _ = read_safetensors(path, "np", what="reading", again=AGAIN, tensors_of="")
+    fields = parse_json(facts.get("attemper", "{}"), f"{_name(path)} is damaged: its header")
     fields = check_header(_name(path), fields, FORMAT, VERSION, what="reading", writer="Scan.save")
     try:
         header = Header(path, fields)
@@ -221,24 +240,19 @@ def is_reading(path: Path) -> bool:
         return False
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{_name(path)} is cut off or no reading ({error}). {AGAIN}.") from error
-
-
 def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
-    order = _column_order(fields["columns"], int(fields["law"]["fewest_keys"]))
+    fewest_keys = fields["law"]["fewest_keys"]
+    order = _column_order(fields["columns"], fewest_keys)
     width = sum(width for _, width in fields["columns"])
+    if any(sums.shape[1:] != (width,) for sums in arrays.values()):
+        raise ValueError(f"its columns are {width:,}, which its sums are not")
     if (fields["law"].get("shards") or 0) > MOST_SHARDS:
         raise ValueError(f"a whole of {fields['law']['shards']:,} shards")
     segments = []
     for number, segment in enumerate(fields["segments"]):
-        sites = [_site(one, arrays[f"{number}.{place}"], order, width) for place, one in enumerate(segment["sites"])]
+        sites = [
+            _site(one, arrays[f"{number}.{place}"], order, fewest_keys) for place, one in enumerate(segment["sites"])
+        ]
         segments.append(Segment(tuple(map(_shard, segment["shards"])), {site.key: site for site in sites}))
     plain: dict[str, Any] = {name: fields[name] for name in _PLAIN}
     plain |= {name: tuple(fields[name]) for name in ("backends", "computed_on")}
@@ -277,16 +291,29 @@ def _column_order(columns: Sequence[Sequence[Any]], fewest_keys: int) -> list[in
     return found
 
 
-def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], width: int) -> SiteTotals:
+def _counts(fewest_keys: int) -> list[int]:
+    """Columns that are numbers of rows."""
+    named = (place for name, place in places(fewest_keys).items() if "rows" in name or name in _COUNTED)
+    return [column for place in named for column in range(place.start, place.stop)]
+
+
+_COUNTED = ("empty", "nonfinite", "histogram")
+
+
+def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], fewest_keys: int) -> SiteTotals:
     import numpy as np
 
     label = load_record(SiteLabel, fields["label"], "label")
-    if sums.dtype != "float64" or sums.shape != (label.heads, width):
+    if sums.dtype != "float64" or len(sums) != label.heads:
         raise ValueError(f"sums {sums.shape} {sums.dtype} of {clean_name(label.name)}, whose heads are {label.heads}")
     module, call = map(int, fields["order"])
     if sums.shape[1] in order:
         sums = np.pad(sums, ((0, 0), (0, 1)))
-    return SiteTotals(label, int(fields["queries"]), int(fields["keys"]), (module, call), sums[:, order])
+    sums = sums[:, order]
+    rows = sums[:, _counts(fewest_keys)]
+    if not ((rows >= 0) & (rows < LARGEST) & (rows == np.floor(rows))).all():
+        raise ValueError(f"{clean_name(label.name)} has numbers of rows that are no whole numbers from 0 on")
+    return SiteTotals(label, int(fields["queries"]), int(fields["keys"]), (module, call), sums)
 
 
 def _shard(fields: Mapping[str, Any]) -> Shard:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from attemper.documents import COUNT, check_document, parse_json
 from attemper.errors import InputError
 
 SCHEMA = 2
@@ -36,14 +35,7 @@ def parse(source: str | os.PathLike[str]) -> Any:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{what} cannot be read: {reason}. Name one that `attemper scan --json` wrote.") from error
-    try:
-        return json.loads(text.removeprefix("\ufeff"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{what} is not JSON: {error}.") from error
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON; a missing value is null")
+    return parse_json(text, what)
 
 
 def check_schema(document: Any) -> int:
@@ -66,26 +58,20 @@ def check_schema(document: Any) -> int:
     return schema
 
 
-_TYPES = {
-    "str": ("text", (str,)),
-    "str | None": ("text or null", (str, type(None))),
-    "int": ("a whole number", (int,)),
-    "int | None": ("a whole number or null", (int, type(None))),
-    "float | None": ("a number or null", (int, float, type(None))),
-    "bool": ("true or false", (bool,)),
+_SCHEMAS: dict[str, Any] = {
+    "str": str,
+    "str | None": (str, None),
+    "int": COUNT,
+    "int | None": (COUNT, None),
+    "float | None": (float, None),
+    "bool": bool,
 }
-"""What a field may hold, by its annotation: in words, and as types."""
+"""What a field may hold, by its annotation. No whole number of a reading is below 0."""
 
 
 def check(annotation: str, value: Any, where: str) -> Any:
     """``value`` if it may stand in a field of this annotation. ``where`` is the place of the field, for errors."""
-    words, types = _TYPES[annotation]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise InputError(f"{where.removeprefix('.')} must be {words}, got {value!r:.60}.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{where.removeprefix('.')} must be {words}, got {value!r}: a missing value is null.")
-    if isinstance(value, int) and abs(value) > 2**63:
-        raise InputError(f"{where.removeprefix('.')} is beyond what a number of a scan can be.")
+    check_document(value, _SCHEMAS[annotation], where)
     return float(value) if "float" in annotation and value is not None else value
 
 

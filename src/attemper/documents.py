@@ -1,0 +1,187 @@
+"""Files that somebody else may have written: JSON that is parsed strictly and held against a schema, and safetensors.
+
+Every reader of a file of ours goes through here, so that a damaged file is one ``InputError``, whatever is wrong in it.
+A schema is written as what it describes: ``str``, ``int``, ``float``, ``bool`` and ``None``; ``COUNT``, a whole number
+from 0 on; ``[of]``, a list; ``{str: of}``, an object with any names; ``{"name": of, "other?": of}``, one with these,
+the second of which may be missing (others are let through: newer writers add some); ``(this, that)``, either;
+``Row(this, that)``, a list of these; ``object``, anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attemper.errors import InputError
+from attemper.text import clean_name
+
+COUNT = "a whole number from 0 on"
+LARGEST = 2**63 - 1
+"""Whole numbers that a file may hold are at most so large."""
+_WORDS: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    COUNT: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    None: "null",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class Row(tuple[Any, ...]):
+    """A list of so many entries, each with a schema."""
+
+    __slots__ = ()
+
+    def __new__(cls, *schemas: Any) -> Row:
+        return super().__new__(cls, schemas)
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """The value of a JSON text: without NaN, infinite numbers, half characters, and names that stand twice.
+
+    Raises:
+        InputError: the text is not JSON, or has one of these; the message begins with ``what``.
+    """
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
+        found = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object_of_pairs
+        )
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(found, ensure_ascii=False).encode("utf-8")  # raises where half a character stands alone
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} is not JSON: {error}.") from error
+    return found
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON; a missing value is null")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits:.20} is beyond what a number can be")
+    return number
+
+
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.60} stands twice")
+    return found
+
+
+def check_document(value: Any, schema: Any, where: str) -> Any:
+    """``value`` if it is what ``schema`` says.
+
+    Raises:
+        InputError: it is not; the message names the place, from ``where`` on.
+    """
+    if isinstance(schema, Row):
+        if not isinstance(value, list | tuple) or len(value) != len(schema):
+            raise _refusal(where, f"a list of {len(schema)}", value)
+        for number, (entry, of) in enumerate(zip(value, schema, strict=True)):
+            check_document(entry, of, f"{where}[{number}]")
+    elif isinstance(schema, tuple):
+        # What is plain is tried first, so that the message of a list or an object tells what is wrong inside of it.
+        if not any(_is_plain(value, one) for one in schema):
+            deep = [one for one in schema if isinstance(one, list | dict | Row)]
+            if not deep or not isinstance(value, list | dict):
+                raise _refusal(where, " or ".join(_words(one) for one in schema), value)
+            check_document(value, deep[0], where)
+    elif isinstance(schema, list):
+        if not isinstance(value, list | tuple):
+            raise _refusal(where, "a list", value)
+        for number, entry in enumerate(value):
+            check_document(entry, schema[0], f"{where}[{number}]")
+    elif isinstance(schema, dict):
+        _check_object(value, schema, where)
+    elif not _is_plain(value, schema):
+        raise _refusal(where, _words(schema), value)
+    return value
+
+
+def _check_object(value: Any, schema: Mapping[Any, Any], where: str) -> None:
+    if not isinstance(value, Mapping):
+        raise _refusal(where, "an object", value)
+    if str in schema:
+        for name, entry in value.items():
+            check_document(entry, schema[str], f"{where}.{name:.40}")
+        return
+    for name, of in schema.items():
+        plain = name.removesuffix("?")
+        if plain in value:
+            check_document(value[plain], of, f"{where}.{plain}")
+        elif plain == name:
+            raise InputError(f"{where.lstrip('.') or 'the document'} has no {name!r}.")
+
+
+def _is_plain(value: Any, schema: Any) -> bool:
+    """Whether a value is what a schema without parts says."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    whole = number and isinstance(value, int) and -LARGEST <= value <= LARGEST
+    match schema:
+        case _ if schema is COUNT:
+            return whole and value >= 0
+        case None:
+            return value is None
+        case _ if schema is object:
+            return True
+        case _ if schema is int:
+            return whole
+        case _ if schema is float:
+            return whole or (isinstance(value, float) and math.isfinite(value))
+        case _:
+            return isinstance(schema, type) and isinstance(value, schema)
+
+
+def _words(schema: Any) -> str:
+    return _WORDS[list if isinstance(schema, list) else dict if isinstance(schema, dict) else schema]
+
+
+def _refusal(where: str, words: str, value: Any) -> InputError:
+    place, more = where.lstrip(".") or "the document", ""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return InputError(f"{place} is beyond what a number can be.")
+    if isinstance(value, float) and not math.isfinite(value):
+        more = ": a missing value is null"
+    elif isinstance(value, int) and value < 0 and _WORDS[COUNT] in words:
+        more = ": it cannot be below 0"
+    shown = f"{type(value).__name__} of {len(value)}" if isinstance(value, list | dict) else f"{value!r:.60}"
+    return InputError(f"{place} must be {words}, got {shown}{more}.")
+
+
+def read_safetensors(
+    path: Path, framework: str, *, what: str, again: str, tensors_of: str | None = None
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Metadata and tensors of a file.
+
+    Args:
+        framework: "np" or "pt": whose tensors.
+        what: it should hold, and ``again`` how it is made again, for messages.
+        tensors_of: tensors are read of a file whose metadata name this format alone; None reads them of any. A
+            checkpoint may be large, and of types that NumPy does not know.
+
+    Raises:
+        InputError: it cannot be read, is cut off, is something else, or has tensors of another type.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    name = clean_name(path.name)
+    try:
+        with safe_open(path, framework) as file:
+            facts = dict(file.metadata() or {})
+            wanted = tensors_of is None or tensors_of in facts.get("attemper", "")
+            return facts, {key: file.get_tensor(key) for key in file.keys()} if wanted else {}  # noqa: SIM118
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}.") from error
+    # NumPy has no type for F8 and BF16, and says so by a TypeError.
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{name} is cut off or no {what} ({error}). {again}.") from error
