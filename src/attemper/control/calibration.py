@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attemper.control.fold import fold_
 from attemper.control.temper import Tempered, temper
 from attemper.control.temperature_file import place, read, write
+from attemper.documents import COUNT, Row, check_document
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
 from attemper.text import clean, count, first_of
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 _KIND = "attemper-calibration"
+_SCHEMA = {
+    **dict.fromkeys(("before", "after"), float),
+    **dict.fromkeys(("interval", "bounds"), Row(float, float)),
+    **dict.fromkeys(("per", "method"), str),
+    **dict.fromkeys(("fitting", "held_out", "evaluations"), COUNT),
+    "converged": bool,
+    "sites": [str],
+}
+"""Of the metadata of a file."""
 _AT_A_BOUND = 1.02
 """A ratio to a bound under which a temperature counts as held by it."""
 
@@ -145,11 +155,17 @@ class Calibration:
             InputError: the file is missing, of another kind, or damaged.
         """
         tensors, about = read(path, _KIND)
-        sites = about.get("sites")
-        names = {field.name for field in fields(cls)} - {"temperatures"}
-        if not isinstance(sites, list) or set(sites) != set(tensors) or not names <= set(about):
-            raise InputError(f"{place(path)} is damaged: its metadata is not all there.")
-        given: dict[str, Any] = {name: about[name] for name in names}
+        try:
+            check_document(about, _SCHEMA, "its metadata")
+        except InputError as error:
+            raise InputError(f"{place(path)} is damaged: {error}") from error
+        sites: Any = about["sites"]
+        if sorted(sites) != sorted(tensors):
+            raise InputError(f"{place(path)} is damaged: its metadata names other sites than it has temperatures of.")
+        for site, found in tensors.items():
+            if found.dtype != torch.float64 or found.dim() != 1 or not len(found) or not (found > 0).all():
+                raise InputError(f"{place(path)} is damaged: temperatures of {clean(site)} are no numbers above 0.")
+        given: dict[str, Any] = {name: about[name] for name in _SCHEMA if name != "sites"}
         given |= {name: tuple(given[name]) for name in ("interval", "bounds")}
         return cls(temperatures={site: tuple(tensors[site].tolist()) for site in sites}, **given)
 

@@ -69,7 +69,9 @@ def part_of(form: object, tensors: Tensors, depth: int = 0) -> Temperature | Nor
             part.double()
         part.load_state_dict(dict(tensors))
     except (KeyError, IndexError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-        raise InputError(f"a {name} cannot be made of {options!r:.200} and {_shapes(tensors)}: {error}") from error
+        raise InputError(
+            f"a {name} cannot be made of {options!r:.200} and {_shapes(tensors)}: {' '.join(str(error).split())}"
+        ) from error
     return part
 
 

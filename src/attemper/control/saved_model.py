@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from attemper.control.one_call import OneCall
 from attemper.control.part_form import form_of, part_of
 from attemper.control.temperature_file import read_tensors, write_tensors
+from attemper.documents import check_document, parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.nn.normalizers import Normalizer
@@ -219,22 +220,19 @@ def _sites(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _LARGEST:
         raise InputError(f"{path} has {path.stat().st_size:,} bytes: no model of attemper's is described by so many.")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {error}.") from error
+        document = parse_json(path.read_bytes(), "it")
+    except (OSError, InputError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
     document = document if isinstance(document, dict) else {}
-    if document.get("format") != _FORMAT or document.get("version") != _VERSION:
+    version = document.get("version")
+    if document.get("format") != _FORMAT or isinstance(version, bool) or version != _VERSION:
         came = {name: document.get(name) for name in ("format", "version")}
         raise InputError(f"{path} is no description of a tempered model, version {_VERSION}: it says {came!r:.200}.")
     sites = document.get("sites")
-    if not isinstance(sites, dict) or not sites or not all(_is_site(given) for given in sites.values()):
-        raise InputError(f"{path} is damaged: its sites have not a list of temperatures and a normalizer each.")
+    try:
+        check_document(sites, {str: {"temperatures": list, "normalizer": object}}, "sites")
+    except InputError as error:
+        raise InputError(f"{path} is damaged: {error}") from error
+    if not sites:
+        raise InputError(f"{path} is damaged: it has no sites.")
     return sites
-
-
-def _is_site(given: object) -> bool:
-    return isinstance(given, dict) and isinstance(given.get("temperatures"), list) and "normalizer" in given
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")

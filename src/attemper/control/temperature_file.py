@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from attemper.documents import parse_json, read_safetensors
 from attemper.errors import InputError
 from attemper.files import replacement
 
@@ -46,14 +46,14 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, obje
     path = place(path)
     if not path.is_file():
         raise InputError(f"{path} is no file. `save` writes one.")
-    try:
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("attemper", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be read as safetensors: {error}.") from error
-    if not isinstance(about, dict) or about.get("format") != kind or about.get("version") != 1:
-        raise InputError(f"{path} is not a file of the kind {kind!r}, version 1: it says {about}.")
+    facts, tensors = read_safetensors(path, "pt", what="file of attemper", again="Save it again")
+    about = parse_json(facts.get("attemper", "{}"), f"{path.name} is damaged: its metadata")
+    version = about.get("version") if isinstance(about, dict) and about.get("format") == kind else None
+    if isinstance(version, bool) or version != 1:
+        raise InputError(f"{path} is not a file of the kind {kind!r}, version 1: it says {about!r:.200}.")
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() and tensor.dtype not in (torch.bool, torch.int64):
+            raise InputError(f"{path.name} is damaged: {name} is of the type {tensor.dtype}. Save it again.")
     return tensors, about
 
 

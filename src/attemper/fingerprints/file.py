@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attemper.documents import COUNT, check_document, parse_json, read_safetensors
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
 from attemper.fingerprints.packing import EXPONENT, pack, unpack, wide
@@ -60,6 +61,24 @@ _WEIGHTS = "weights."
 """How the names of weights begin."""
 _FOLLOWING = ("final", "lse")
 """Fields that are left out where they follow from others."""
+_SITE = {
+    **dict.fromkeys(("name", "kind", "dtype", "matmul_precision"), str),
+    **dict.fromkeys(("order", "heads", "kv_heads", "head_dim", "keys"), COUNT),
+    **dict.fromkeys(("scale", "softcap", "weight_bits?", "weight_error?"), (float, None)),
+    "inv_freq": ([float], None),
+    "kept_heads?": ([COUNT], None),
+    "width?": (COUNT, None),
+}
+_HEADER = {
+    "model": str,
+    "tokens": (str, None),
+    "lengths": [COUNT],
+    "skipped": {str: str},
+    "about": {str: object},
+    "sites": [_SITE],
+    "output?": ({"name": str, "width": COUNT}, None),
+}
+"""Of the metadata of a file."""
 _OUTPUT_FACTS = ("name", "width")
 _OUTPUT_SHAPES = {"rows": (2,), "sketch": (1 + PROJECTIONS,)}
 """Arrays of what the model gives -> their shape behind the rows."""
@@ -140,13 +159,15 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
         InputError: the file cannot be read, is cut off, is of a newer version, or is something else.
     """
     path = Path(path)
-    header, arrays = _read(path)
-    room = [_ROOM + _RATIO * sum(part.nbytes for part in arrays.values())]
     name = clean_name(path.name)
+    facts, arrays = read_safetensors(path, "np", what="fingerprint", again=AGAIN, tensors_of=FORMAT)
+    header = parse_json(facts.get("attemper", "{}"), f"{name} is damaged: its header")
+    room = [_ROOM + _RATIO * sum(part.nbytes for part in arrays.values())]
     told = header.get("version") if isinstance(header, dict) else None
     plain, version = told == PLAIN, told if told in (PLAIN, SITES_ALONE) else VERSION
     header = check_header(name, header, FORMAT, version, what="fingerprint", writer="`attemper fingerprint`")
     try:
+        check_document(header, _HEADER, "")
         sites = tuple(
             _plain_site(one, number, header, arrays) if plain else _site(one, number, arrays, version, room)
             for number, one in enumerate(header["sites"])
@@ -163,22 +184,6 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(f"{name} is damaged: its header does not fit its numbers ({error}). {AGAIN}.") from error
-
-
-def _read(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
-    from safetensors import SafetensorError, safe_open
-
-    name = clean_name(path.name)
-    try:
-        with safe_open(path, "np") as file:
-            header = json.loads((file.metadata() or {}).get("attemper", "{}"))
-            known = isinstance(header, dict) and header.get("format") == FORMAT
-            # The tensors of a checkpoint may have types that NumPy does not know, and nobody asked for them.
-            return header, {key: file.get_tensor(key) for key in file.keys()} if known else {}  # noqa: SIM118
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, SafetensorError) as error:
-        raise InputError(f"{name} is cut off or no fingerprint ({error}). {AGAIN}.") from error
 
 
 def _output(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ModelOutput:

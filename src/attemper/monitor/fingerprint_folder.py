@@ -17,6 +17,7 @@ from torch import Tensor
 from attemper.backends.contract import Problem
 from attemper.call.attention import measurement
 from attemper.call.options import Options
+from attemper.documents import read_safetensors
 from attemper.errors import InputError
 from attemper.fingerprints.record import ROWS, Fingerprint, SiteFingerprint, chosen_sequences
 from attemper.monitor.fingerprint import check_heads, hash_of_tokens
@@ -71,17 +72,8 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
     name = clean_name(path.name)
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-            facts = dict(file.metadata() or {})
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, SafetensorError) as error:
-        raise InputError(f"{name} is cut off or no safetensors file ({error}). Save it again.") from error
+    facts, tensors = read_safetensors(path, "pt", what="safetensors file", again="Save it again")
     unknown = [key for key in tensors if key not in KNOWN] + [key for key in facts if key not in (*FACTS, "format")]
     if unknown:
         known = f"{', '.join(KNOWN)} and in its metadata {', '.join(FACTS)}"
