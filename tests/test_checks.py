@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ import attemper
 from attemper import InputError
 from attemper.backends.table import resolve
 from attemper.call.normalizer import normalization
-from attemper.checks import did_you_mean, one_of
+from attemper.checks import MOST, did_you_mean, index_of, one_of, positive_number, whole_number
 from attemper.lab import run, train
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import configure
@@ -69,3 +70,45 @@ def test_a_mistyped_public_name_is_answered_with_the_nearest():
     code = "import attemper; attemper.regularise"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "module 'attemper' has no attribute 'regularise'. Did you mean: 'regularize'?" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3).short()])
+def test_a_whole_number_is_one_of_python_numpy_or_torch(number: object):
+    taken = whole_number("f(x=...)", number)
+    assert (taken, type(taken)) == (3, int)
+
+
+@pytest.mark.parametrize(
+    "number", [3.0, "3", None, True, np.bool_(True), torch.tensor(True), torch.tensor(3.0), torch.tensor([3]), [3]]
+)
+def test_what_is_no_whole_number_is_refused(number: object):
+    assert index_of(number) is None
+    with pytest.raises(InputError, match=r"f\(x=\.\.\.\) must be an int of at least 1, or None, got "):
+        whole_number("f(x=...)", number, none=", or None")
+
+
+HUGE = {
+    "rows": lambda: attemper.attention_statistics(Q, Q, rows=10**25),
+    "first tokens": lambda: attemper.attention(Q, Q, Q, stats="all", first_tokens=10**25),
+    "window": lambda: attemper.attention(Q, Q, Q, window_size=(10**25, 0)),
+    "scale": lambda: attemper.attention(Q, Q, Q, scale=10**400),
+    "temperature": lambda: attemper.attention(Q, Q, Q, temperature=10**400),
+    "softcap": lambda: attemper.attention(Q, Q, Q, softcap=10**400),
+    "every": lambda: attemper.watch(torch.nn.Linear(1, 1), every=10**25),
+    "fewest keys": lambda: attemper.scan(torch.nn.Linear(1, 1), [Q], fewest_keys=10**25),
+}
+Q = torch.randn(1, 1, 3, 4)
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_number_that_nothing_holds_is_refused_in_one_short_line(name: str):
+    with pytest.raises(InputError) as raised:
+        HUGE[name]()
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_the_largest_numbers_are_taken():
+    assert whole_number("x", MOST) == MOST
+    assert positive_number("x", 10**300, "") == 1e300
+    assert attemper.attention(Q, Q, Q, window_size=(MOST, MOST)).output.isfinite().all()

@@ -5,26 +5,51 @@ wait for the device.
 from __future__ import annotations
 
 import math
+import operator
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
 
 from attemper.errors import InputError
+
+MOST = 2**63 - 2
+"""The largest whole number that is taken: stores and kernels count on from it in 64 bits."""
+FLOAT_MOST = int(sys.float_info.max)
 
 
 def positive_number(where: str, value: float, advice: str, *, infinite: bool = False) -> float:
     """``value`` as a float if it is above 0 (and finite, unless ``infinite``), else ``InputError``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where} must be a number, got {type(value).__name__}. {advice}")
+    if isinstance(value, int) and value > FLOAT_MOST:
+        raise InputError(f"{where} must be a number that a float can hold, got {value!r:.30}... {advice}")
     if not value > 0 or (value == math.inf and not infinite):
         raise InputError(f"{where} must be {'' if infinite else 'finite and '}above 0, got {value}. {advice}")
     return float(value)
 
 
-def whole_number(where: str, value: int) -> int:
-    """``value`` if it is an int of at least 1, else ``InputError``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{where} must be an int of at least 1, got {value!r}.")
-    return value
+def whole_number(where: str, value: object, advice: str = "", *, least: int = 1, none: str = "") -> int:
+    """``value`` as an int if it is a whole number of at least ``least`` in 64 bits, also of numpy or a tensor without
+    dimensions, else ``InputError``. ``none``: what else it may be, for the message.
+    """
+    number = index_of(value)
+    if number is None or number < least:
+        raise InputError(f"{where} must be an int of at least {least}{none}, got {value!r:.60}.{advice}")
+    if number > MOST:
+        raise InputError(f"{where} must be at most {MOST}, got {value!r:.60}.")
+    return number
+
+
+def index_of(value: object) -> int | None:
+    """A whole number as an int: Python's, numpy's or that of a tensor without dimensions; None for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")) or getattr(value, "ndim", 0):
+        return None
+    try:
+        return operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        return None
 
 
 def one_of(where: str, value: object, valid: Iterable[str]) -> str:

@@ -27,6 +27,37 @@ def python(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 # --- the start ---
 
+INTERRUPTED = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Ctrl(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Ctrl())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from attemper.__main__ import program
+sys.argv = ["attemper", "demo", "--seed", "-1"]
+program()
+"""
+
+
+@pytest.mark.parametrize("module", ["attemper.cli", "typer", "attemper.cli.runs", "attemper.cli.show"])
+def test_ctrl_c_while_modules_load_is_one_line(module: str):
+    run = python("-c", INTERRUPTED.replace("sys.argv[1]", repr(module)))
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "attemper: interrupted.\n")
+
+
+def test_the_command_has_ctrl_c_as_it_found_it():
+    code = "from attemper import __main__, cli; cli.program = lambda: print(signal.getsignal(2)); __main__.program()"
+    for name in ("SIG_IGN", "default_int_handler"):
+        run = python("-c", f"import signal; signal.signal(2, signal.{name}); print(signal.getsignal(2)); {code}")
+        before, after = run.stdout.splitlines()
+        assert before == after
+
+
 SHIPPED = """
 import gc, weakref
 from attemper.cli.options import Dtype, Input
@@ -270,7 +301,10 @@ def test_a_command_ends_with_its_whole_output_and_its_code_and_at_once_if_torch_
     assert (done.returncode, done.stderr) == (0, "taken apart")
 
 
-def test_the_installed_program_ends_so_too():
+def test_the_installed_program_ends_so_too(monkeypatch: pytest.MonkeyPatch):
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     module, _, name = table["project"]["scripts"]["attemper"].partition(":")
-    assert getattr(importlib.import_module(module), name) is cli.program
+    ended: list[bool] = []
+    monkeypatch.setattr(cli, "program", lambda: ended.append(True))
+    getattr(importlib.import_module(module), name)()
+    assert ended == [True]

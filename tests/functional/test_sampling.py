@@ -128,7 +128,7 @@ def test_a_generator_makes_the_sample_repeatable():
 @pytest.mark.parametrize("rows", [0, -1, 2.5, True, "8"], ids=repr)
 def test_a_number_of_rows_that_is_none_is_refused(rows: Any):
     with pytest.raises(
-        InputError, match=r"attention_statistics\(rows=\.\.\.\) must be an int of at least 1, or None for all rows; got"
+        InputError, match=r"attention_statistics\(rows=\.\.\.\) must be an int of at least 1, or None for all rows, got"
     ):
         attemper.attention_statistics(*tensors(), rows=rows)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -83,3 +85,21 @@ def test_a_copy_that_shares_hooks_and_runs_in_another_thread_is_left_alone() -> 
         model(*batch)
         assert (watch.passes, watch.sampled) == (1, 1)
     assert torch.equal(outputs[0], expected)
+
+
+def test_a_name_that_no_encoding_holds_is_written_as_its_escape(tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.add_module("a\ud800", nn.MultiheadAttention(8, 2, batch_first=True))
+    model.forward = lambda x: model[0](x, x, x)[0]
+    x = torch.randn(2, 5, 8)
+    scan = attemper.scan(model, [x])
+    assert [site.name for site in scan.sites] == ["a\\ud800"]
+    scan.save(tmp_path / "scan.json")
+    scan.to_html(tmp_path / "scan.html")
+    attemper.fingerprint(model, [x]).save(tmp_path / "one.safetensors")
+    with attemper.watch(model, store=tmp_path / "run", sites="a\ud800") as watch:
+        model(x)
+        watch.step(np.int64(7))
+    with attemper.open_run(tmp_path / "run") as run:
+        assert [site.name for site in run.sites] == ["a\\ud800"]
+        assert run.steps.tolist() == [7]

@@ -14,7 +14,7 @@ from attemper.backends.contract import Problem
 from attemper.backends.normalizers import NORMALIZERS
 from attemper.backends.normalizers.simplex import Signature
 from attemper.call.visible import structured_visible_keys
-from attemper.checks import did_you_mean
+from attemper.checks import did_you_mean, whole_number
 from attemper.errors import InputError
 from attemper.statistics import add_kept, asked_names
 
@@ -186,12 +186,8 @@ def topk(k: Any, where: str = "TopK") -> Normalization:
     Raises:
         InputError: k is not an int of at least 1.
     """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise InputError(
-            f"{where}(k=...) must be an int of at least 1, got {k!r}. It is the number of keys that keep a weight; "
-            "above the number of visible keys all do, as in softmax."
-        )
-    return Normalization("topk", float(k))
+    keys = "It is the number of keys that keep a weight; above the number of visible keys all do, as in softmax."
+    return Normalization("topk", float(whole_number(f"{where}(k=...)", k, f" {keys}")))
 
 
 def threshold(min_weight: Any, where: str = "Threshold") -> Normalization:

@@ -18,7 +18,7 @@ from attemper.call.normalizer import Normalization, normalization, rowwise_of
 from attemper.call.packing import Packing
 from attemper.call.spans import Spans, span_keys
 from attemper.call.temperature import row_multiplier
-from attemper.checks import one_of, positive_number, refuse_nested
+from attemper.checks import MOST, index_of, one_of, positive_number, refuse_nested, whole_number
 from attemper.errors import InputError
 from attemper.statistics import rowwise_names, state_columns
 
@@ -207,12 +207,11 @@ def _structure(where: str, options: Options, packing: Packing | None) -> dict[st
 
 def _numbers(where: str, options: Options) -> dict[str, Any]:
     """``first_tokens`` and ``softcap``, checked."""
-    if not isinstance(options.first_tokens, int) or options.first_tokens < 1:
-        raise InputError(f"{where}(first_tokens=...) must be an int of at least 1, got {options.first_tokens!r}.")
+    first_tokens = whole_number(f"{where}(first_tokens=...)", options.first_tokens)
     softcap = options.softcap
     if softcap is not None:
         softcap = positive_number(f"{where}(softcap=...)", softcap, "softcap(x) = c tanh(x / c); None turns it off.")
-    return {"first_tokens": options.first_tokens, "softcap": softcap or 0.0}
+    return {"first_tokens": first_tokens, "softcap": softcap or 0.0}
 
 
 def _state(
@@ -315,16 +314,14 @@ def check_window(where: str, window_size: Any) -> tuple[int, int]:
         InputError: it is anything else, or a side is below -1.
     """
     try:
-        left, right = window_size
+        left, right = map(index_of, window_size)
     except (TypeError, ValueError):
         left = right = None
-    if not all(isinstance(side, int) and not isinstance(side, bool) and side >= -1 for side in (left, right)):
+    if left is None or right is None or not (-1 <= left <= MOST and -1 <= right <= MOST):
         raise InputError(
             f"{where}(window_size=...) must be (left, right): two ints of keys on each side, -1 for no limit; got "
             f"{window_size!r}."
         )
-    assert isinstance(left, int)
-    assert isinstance(right, int)
     return left, right
 
 

@@ -11,6 +11,7 @@ from attemper.backends import table
 from attemper.backends.contract import Problem
 from attemper.call import transforms
 from attemper.call.options import Request
+from attemper.checks import whole_number
 from attemper.errors import InputError
 
 
@@ -20,8 +21,7 @@ def sample(where: str, request: Request, rows: int | None, generator: torch.Gene
     """
     if rows is None:
         return request
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise InputError(f"{where}(rows=...) must be an int of at least 1, or None for all rows; got {rows!r}.")
+    rows = whole_number(f"{where}(rows=...)", rows, none=", or None for all rows")
     if "key_mass" in request.names:
         raise InputError(f"{where}(rows=...) cannot sample key_mass, a sum over all rows: leave it out of stats=.")
     problem = request.problem

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from attemper.checks import index_of
 from attemper.errors import InputError
 
 Spans: TypeAlias = Tensor | Sequence[tuple[int, int]]
@@ -61,10 +62,10 @@ def _of_pairs(where: str, spans: Any, key: Tensor) -> Tensor:
 
 
 def _pair(where: str, span: Any, keys: int) -> tuple[int, int]:
-    whole = isinstance(span, Sequence) and len(span) == 2
-    if not whole or not all(isinstance(end, int) and not isinstance(end, bool) for end in span):
+    ends = [index_of(end) for end in span] if isinstance(span, Sequence) and len(span) == 2 else [None, None]
+    first, last = ends
+    if first is None or last is None:
         raise InputError(f"{where}(spans=...): a span is a pair of ints (first, last), got {span!r}.")
-    first, last = span
     if not 0 <= first <= last < keys:
         raise InputError(
             f"{where}(spans=...): span ({first}, {last}) must have 0 <= first <= last < {keys}, the number of keys. "

@@ -105,7 +105,7 @@ def add(
 ) -> None:
     """Adds the statistics of a call to ``sums``, unless ``flag`` [1] int on the device is down."""
     call = problem.with_fields(value=None, columns=SUMMED)
-    if is_undisturbed():
+    if is_undisturbed() and not problem.query.is_meta:
         operator.accumulate(call, included, flag, sums, state)
         return
     with torch.no_grad():

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.checks import positive_number
+from attemper.checks import FLOAT_MOST, positive_number
 from attemper.errors import InputError
 
 TEMPERATURE_ADVICE = (
@@ -27,8 +27,10 @@ def row_multiplier(where: str, query: Tensor, scale: float | None, temperature: 
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     if scale is None:
         scale = 1.0 / math.sqrt(max(query.shape[3], 1))
-    elif isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)) or not abs(scale) < math.inf:
-        raise InputError(f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r}.")
+    elif isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)) or not abs(scale) <= FLOAT_MOST:
+        raise InputError(
+            f"{where}(scale=...) must be a finite number or None for 1/sqrt(head size), got {scale!r:.30}."
+        )
     if isinstance(temperature, Tensor):
         return divide_by_temperature(scale, _of_rows(where, temperature, query).to(dtype))
     number = positive_number(f"{where}(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)

@@ -69,7 +69,9 @@ def bench(
     dtype: Annotated[Kind, typer.Option(help="Type of the tensors.")] = Kind.float32,
     backward: Annotated[bool, typer.Option("--backward", help="Forward and backward, with the entropy's.")] = False,
     backend: Annotated[str, typer.Option(help="auto, or one that `attemper doctor` lists.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; without it, as many as PyTorch takes.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Threads; without it, as many as PyTorch takes.")
+    ] = None,
     pairs: Annotated[int, typer.Option(min=3, help="Rounds in which every way runs once.")] = 15,
     quick: Annotated[bool, typer.Option("--quick", help="One small shape and few rounds: seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of sentences.")] = False,

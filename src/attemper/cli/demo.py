@@ -39,7 +39,7 @@ def demo(
         Injection | None,
         typer.Option(help="collapse: from the middle on, the learning rate rises to 30 times its peak."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same numbers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed, the same numbers.")] = 0,
     store: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the run is stored, a new folder: runs/demo-TIME.")
     ] = None,

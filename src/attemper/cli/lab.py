@@ -31,7 +31,9 @@ def lab(
     experiment: Annotated[
         str | None, typer.Argument(help="Which one; without it, they are listed.", autocompletion=complete_experiment)
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn at random: the same seed, the same numbers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of what is drawn at random: the same seed, the same numbers.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
     html: Annotated[
         Path | None,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attemper.call.options import check_groups, check_types
 from attemper.call.transforms import constant_in_graphs
-from attemper.checks import refuse_nested
+from attemper.checks import refuse_nested, whole_number
 from attemper.errors import InputError
 from attemper.functional.linear_state import (
     CHUNK,
@@ -237,8 +237,8 @@ def _check_causal(q: Tensor, k: Tensor, is_causal: bool, chunk_size: int | None)
             f"{_WHERE}(is_causal=True) needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}. To decode, "
             "pass the new tokens alone and the state of the call before."
         )
-    if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
-        raise InputError(f"{_WHERE}(chunk_size=...) must be an int of at least 1 or None, got {chunk_size!r}.")
+    if chunk_size is not None:
+        whole_number(f"{_WHERE}(chunk_size=...)", chunk_size, none=" or None")
 
 
 @constant_in_graphs  # PyTorch 2.11 cannot trace the question

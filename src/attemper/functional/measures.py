@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attemper.call.formulas import VANISHED, at_most, log_count
 from attemper.call.temperature import divide_by_temperature
-from attemper.checks import one_of, positive_number, refuse_nested
+from attemper.checks import index_of, one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 
 TEMPERATURE_ADVICE = "Temperature divides the scores: below 1 sharpens, above 1 flattens."
@@ -221,12 +221,13 @@ def keys_last(where: str, tensor: Tensor, dim: int, name: str = "scores") -> Ten
     """``tensor`` in float32 at least, with the dimension of the keys at the end."""
     tensor = floating(where, name, tensor)
     count = tensor.dim()
-    if isinstance(dim, bool) or not isinstance(dim, int) or not -count <= dim < count:
+    axis = index_of(dim)
+    if axis is None or not -count <= axis < count:
         raise InputError(
             f"{where}(dim=...) must be an int from {-count} to {count - 1} for a tensor {list(tensor.shape)}, got "
             f"{dim!r}. It is the dimension of the keys."
         )
-    return tensor.movedim(dim, -1)
+    return tensor.movedim(axis, -1)
 
 
 def of_each_row(where: str, temperature: Tensor, x: Tensor) -> Tensor:

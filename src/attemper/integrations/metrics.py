@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from attemper.checks import one_of
+from attemper.checks import one_of, whole_number
 from attemper.errors import InputError
 from attemper.readings.alarms import ALARMS
 from attemper.readings.scan import Scan
@@ -131,8 +131,8 @@ def budget(max_keys: int | None, filter: Keep | str | Iterable[str] | None) -> B
     Raises:
         InputError: another kind of argument.
     """
-    if max_keys is not None and (isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1):
-        raise InputError(f"max_keys must be an int of at least 1, or None, got {max_keys!r}.")
+    if max_keys is not None:
+        max_keys = whole_number("max_keys", max_keys, none=", or None")
     if filter is None:
         return Budget(max_keys, lambda _: True, heads=max_keys is not None)
     if callable(filter):

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from attemper.checks import whole_number
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.trackers import Trackers
@@ -307,6 +308,4 @@ class Monitor:
 
 
 def _check_every(name: str, every: int | None) -> int | None:
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise InputError(f"{name} must be an int of at least 1, or None for no pictures, got {every!r}.")
-    return every
+    return None if every is None else whole_number(name, every, none=", or None for no pictures")

@@ -71,8 +71,7 @@ def run(name: str, *, seed: int = 0) -> Experiment:
     if name in TRAINED:
         raise InputError(f"lab {name}: it trains models. Take attemper.lab.train({name!r}, out=...).")
     one_of("lab experiment", name, EXPERIMENTS)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"lab {name}: seed must be an int of at least 0, got {seed!r}.")
+    seed = whole_number(f"lab {name}: seed", seed, least=0)
     return getattr(import_module(f"attemper.lab.{name}"), name)(seed=seed)
 
 

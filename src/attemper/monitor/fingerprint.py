@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.attention import measurement
-from attemper.checks import whole_number
+from attemper.checks import index_of, whole_number
 from attemper.errors import BackendError, InputError
 from attemper.fingerprints.record import ROWS, Fingerprint, ModelOutput, SiteFingerprint, chosen_sequences
 from attemper.monitor.call_sites import MOST_CALLS
@@ -108,8 +108,9 @@ def check_heads(where: str, heads: Iterable[int] | None) -> tuple[int, ...] | No
     """
     if heads is None:
         return None
-    listed = tuple(heads) if isinstance(heads, Iterable) else (heads,)
-    wrong = [head for head in listed if isinstance(head, bool) or not isinstance(head, int) or head < 0]
+    given = tuple(heads) if isinstance(heads, Iterable) else (heads,)
+    listed = tuple(-1 if (number := index_of(head)) is None else number for head in given)
+    wrong = [head for head, number in zip(given, listed, strict=True) if number < 0]
     if wrong or not listed or isinstance(heads, str | int):
         got = repr(wrong[0]) if wrong and not isinstance(heads, str) else repr(heads)
         raise InputError(f"{where}(heads=...) must be numbers of heads, such as [0, 3], got {got:.60}.")

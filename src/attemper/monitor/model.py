@@ -151,14 +151,14 @@ def hash_of(model: nn.Module, *, buffers: bool = True) -> str:
     digest = hashlib.blake2b(digest_size=16)
     samples = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode())
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode("utf-8", "surrogatepass"))
         # Of a DTensor, the values of this process.
         local = getattr(tensor, "_local_tensor", tensor)
         if not local.is_meta and local.numel():
             samples.append(_sample(local))
     for name, part in model.named_modules():
         if type(part).__module__.startswith("attemper.nn."):
-            digest.update(f"{name} {part!r};".encode())
+            digest.update(f"{name} {part!r};".encode("utf-8", "surrogatepass"))
     for sample in _to_host(samples):
         digest.update(bytes(sample.numpy()))
     return digest.hexdigest()

@@ -61,15 +61,16 @@ class WatchOptions:
     """``limits``, checked."""
 
     def __post_init__(self) -> None:
-        for name, number in (("every", self.every), ("rows", 1 if self.rows is None else self.rows)):
-            whole_number(f"watch({name}=...)", number)
+        for name, number in (("every", self.every), ("rows", self.rows)):
+            if name == "every" or number is not None:
+                object.__setattr__(self, name, whole_number(f"watch({name}=...)", number))
         if self.store is not None and not isinstance(self.store, Store):
             object.__setattr__(self, "store", Store(self.store))
         if self.on_alarm is not None and not callable(self.on_alarm):
             raise InputError(f"watch(on_alarm=...) must be a function of an Alarm, got {self.on_alarm!r}.")
         object.__setattr__(self, "alarm_limits", AlarmLimits.of(self.limits))
         one_of("watch(observe=...)", self.observe, ("beside", "replace"))
-        check_fewest_keys("watch", self.fewest_keys)
+        object.__setattr__(self, "fewest_keys", check_fewest_keys("watch", self.fewest_keys))
 
     @property
     def scope(self) -> Scope:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.checks import did_you_mean
+from attemper.checks import did_you_mean, whole_number
 from attemper.errors import InputError
 from attemper.monitor.calls import CallNumber
 from attemper.monitor.forward import observation, run
@@ -164,9 +164,7 @@ def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> 
         optional = name in ("layer", "sequence", "call")
         if number is None and optional:
             continue
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            wanted = "an int from 0, or None" if optional else "an int from 0"
-            raise InputError(f"pattern({name}=...) must be {wanted}, got {number!r}.")
+        whole_number(f"pattern({name}=...)", number, least=0, none=", or None" if optional else "")
 
 
 def _is_asked(site: str | None, layer: int | None, call: int | None, number: CallNumber) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attemper.backends.table import check_backend
+from attemper.checks import MOST, index_of
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
@@ -213,8 +214,13 @@ class Watch(TapReceiver):
             InputError: ``step`` is not a whole number; or after the first sampled step: the ranks that ``reduce=`` is
                 to merge do not hold the same part of the model.
         """
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
-            raise InputError(f"watch.step(step) must be an int, the loop's own number of a step, got {step!r}.")
+        if step is not None:
+            number = index_of(step)
+            if number is None or abs(number) > MOST:
+                raise InputError(
+                    f"watch.step(step) must be an int of 64 bits, the loop's own number of a step, got {step!r:.60}."
+                )
+            step = number
         if not self._stepping and self._first is None:
             warnings.warn(LATE_STEP.format(self.passes), stacklevel=2)
         period = self._collector.period

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from inspect import Parameter, Signature
 from typing import Any, TypeAlias
 
-from attemper.checks import one_of
+from attemper.checks import one_of, whole_number
 from attemper.errors import InputError
 from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS, KINDS
 from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading
@@ -113,12 +113,11 @@ def check_fewest_keys(where: str, fewest_keys: int) -> int:
     Raises:
         InputError: it is not.
     """
-    if isinstance(fewest_keys, bool) or not isinstance(fewest_keys, int) or fewest_keys < 2:
-        raise InputError(
-            f"{where}(fewest_keys=...) must be a whole number of at least 2, got {fewest_keys!r}. It is how many keys "
-            f"a row must see before its sharpness is judged ({FEWEST_KEYS} unless told); a row with one key has none."
-        )
-    return fewest_keys
+    why = (
+        f" It is how many keys a row must see before its sharpness is judged ({FEWEST_KEYS} unless told); a row with "
+        "one key has none."
+    )
+    return whole_number(f"{where}(fewest_keys=...)", fewest_keys, why, least=2)
 
 
 def alarms(

@@ -86,7 +86,8 @@ def _name(module: nn.Module, name: str, names: dict[nn.Module, str]) -> None:
     wrapped = _wrapped_name(module)
     for child_name, child in module._modules.items():
         if child is not None:
-            below = name if child_name == wrapped else f"{name}.{child_name}" if name else child_name
+            own = writable(child_name)
+            below = name if child_name == wrapped else f"{name}.{own}" if name else own
             _name(child, below, names)
 
 
@@ -103,7 +104,12 @@ def check_sites(where: str, sites: Any) -> SiteNames:
     names = (sites,) if isinstance(sites, str) else tuple(sites)
     if not names or not all(isinstance(name, str) for name in names):
         raise InputError(f"{where}(sites=...) must be a list of at least one name, got {list(names)!r}.")
-    return names
+    return tuple(map(writable, names))
+
+
+def writable(name: str) -> str:
+    """A name as files can hold it: a lone surrogate, which no encoding has, as its escape."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def is_wanted(name: str, wanted: SiteNames) -> bool:

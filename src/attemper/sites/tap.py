@@ -28,6 +28,7 @@ from attemper.call.transforms import constant_in_graphs, is_mapped
 from attemper.checks import one_of, positive_number, refuse_nested
 from attemper.errors import InputError
 from attemper.sites import tap_buffers
+from attemper.sites.names import writable
 from attemper.sites.observation import (
     OPERANDS,
     AttentionCall,
@@ -301,7 +302,7 @@ def _site(name: str, module: int) -> nn.Module:
         return _modules[module]
     if name not in _named:
         with _lock:
-            _named.setdefault(name, NamedSite(name or "attention"))
+            _named.setdefault(name, NamedSite(writable(name) or "attention"))
     return _named[name]
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attemper.checks import MOST, index_of
 from attemper.errors import InputError
 
 FEWEST_BYTES = 1 << 20
@@ -78,6 +79,7 @@ class Store:
 def _check_whole(name: str, value: object, least: int, most: int | None, none: str) -> None:
     if value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+    number = index_of(value)
+    if number is None or not least <= number <= (MOST if most is None else most):
         expected = f"at least {least:,}" if most is None else f"from {least} to {most}"
         raise InputError(f"Store({name}=...) must be a whole number {expected}, got {value!r}; {none}.")
