@@ -17,7 +17,7 @@ from attemper.readings.sample import Sample
 from attemper.store.chunk import as_kept
 from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
-from tests.support.runs import collapsing, restless, written
+from tests.support.runs import collapsing, restless, with_gaps, written
 from tests.support.samples import samples, sites
 
 
@@ -63,6 +63,21 @@ def test_a_stored_run_has_the_alarms_of_its_watch_in_every_field_and_of_every_ki
     assert open_run(tmp_path / "a").alarms() == list(judge(live))
     assert {alarm.kind for alarm in judge(live)} == set(KINDS)
     assert all(np.shares_memory(one.values, two.values) for one, two in zip(live, taken, strict=True)) == (bits is None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_with_gaps_that_was_resumed_and_went_back_has_the_alarms_of_its_samples_one_by_one(
+    tmp_path: Path, seed: int
+) -> None:
+    taken = list(with_gaps(restless(330, seed), seed))
+    for first, end in ((0, 200), (150, 290), (260, 330)):
+        written(tmp_path / "a", taken[first:end])
+    run = open_run(tmp_path / "a")
+    samples = list(run.ranks.samples(run.ranks.moments))
+    assert [one.step for one in samples] == [one.step for one in taken]
+    assert list(map(str, run.alarms())) == list(map(str, judge(samples)))
+    limits = AlarmLimits(logits=5.0, layer_fallen=None)
+    assert list(map(str, run.alarms(limits))) == list(map(str, judge(samples, limits)))
 
 
 def test_at_the_very_limit_numbers_of_15_bits_may_be_judged_otherwise_than_those_that_were_measured(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,26 @@ def restless(samples: int, seed: int) -> Iterator[Sample]:
         values = np.array([(numbers | beside)[name].reshape(6) for name in names])
         values[:, rng.random(6) < 0.03] = np.nan
         yield Sample(6 * place, 0.0, sites(2, 3), names, values.astype(np.float32))
+
+
+def with_gaps(taken: Iterable[Sample], seed: int) -> Iterator[Sample]:
+    """The samples at other steps, without some sites, statistics and numbers, with few rows and infinite numbers."""
+    rng, step = np.random.default_rng((seed, 7)), 0
+    for one in taken:
+        step += int(rng.choice([1, 2, 6, 30]))
+        values = one.values.copy()
+        values[:, rng.random(values.shape[1]) < 0.1] = np.nan
+        values[rng.random(values.shape) < 0.02] = np.nan
+        values[rng.random(values.shape) < 0.003] = np.inf
+        few = rng.random(values.shape[1]) < 0.1
+        values[one.quantities.index("judged_rows"), few] = rng.integers(0, 9)
+        one = replace(one, step=step, values=values)
+        if rng.random() < 0.1:
+            label = one.sites[int(rng.integers(2))]
+            one = Sample(step, 0.0, (label,), one.quantities, values[:, one.places[label.key]])
+        if rng.random() < 0.05:
+            one = replace(one, quantities=one.quantities[1:], values=one.values[1:])
+        yield one
 
 
 def collapsing(many: int, *, falls: int = 200) -> Iterator[Sample]:

@@ -265,18 +265,18 @@ class Recorder:
         """Judges what the run has below ``step`` from its beginning, as those do who read it later. The loop may have
         gone back, and then it replaces what came after.
         """
+        from attemper.readings.run_judge import RunJudge
         from attemper.store.series import between
         from attemper.store.verdict import JUDGED
 
         self._resumed = False
         self._open_writer().flush()
-        self.judge = Judge(self.judge.limits, self.judge.fewest_keys)
+        self.judge = judge = RunJudge(self.judge.limits, self.judge.fewest_keys)
         with self._earlier() as ranks:
             moments = between(ranks.moments[0], None, step)
             if len(moments) > MOST_JUDGED:
                 moments = np.concatenate([moments[:FIRST_JUDGED], moments[FIRST_JUDGED - MOST_JUDGED :]])
-            for sample in ranks.samples([moments], JUDGED):
-                self.judge.feed(sample)
+            judge.feed_all(ranks.samples([moments], JUDGED))
 
     @contextmanager
     def _earlier(self) -> Iterator[Ranks]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from attemper.readings.calls import apart, first_call
@@ -62,6 +64,23 @@ class Columns:
         found = np.full(len(self), np.nan)
         found[self._places] = sample.of(quantity)
         return found
+
+    def spread_all(self, samples: Sequence[Sample], quantities: Iterable[str]) -> tuple[dict[str, Array], np.ndarray]:
+        """Name -> [samples, H] as ``spread``, and [samples, H] ``replaced``, of samples whose sites were all found."""
+        found = {name: np.full((len(samples), len(self)), np.nan) for name in quantities}
+        replaced = np.zeros((len(samples), len(self)), bool)
+        alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for row, sample in enumerate(samples):
+            alike.setdefault((id(sample.sites), sample.quantities), []).append(row)
+        for (_, names), rows in alike.items():
+            self.find(samples[rows[0]].sites)
+            replaced[rows] = self.replaced
+            values = np.stack([samples[row].values for row in rows])
+            places = np.ix_(rows, np.arange(len(self))[self._places])
+            for name in found.keys() & set(names):
+                found[name][places] = values[:, names.index(name)]
+        self.find(samples[-1].sites)
+        return found, replaced
 
     def heads(self, column: int) -> slice:
         """The columns of the site that this one is of."""

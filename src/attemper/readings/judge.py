@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,12 @@ anything), rows or heads, and the step.
 """
 FIRST, WORST, LATEST = range(3)
 """Samples of which that is kept."""
+
+
+class OriginOf(Protocol):
+    """``Memory.origin``, or that of a stretch at a sample."""
+
+    def __call__(self, heads: slice, *, above: bool) -> tuple[float, int] | None: ...
 
 
 class KindState(NamedTuple):
@@ -119,7 +125,7 @@ class Judge:
     def standing(self) -> tuple[Alarm, ...]:
         """The alarms that are on, the worst first."""
         found = [
-            self._alarm(kind, state, column)
+            self._alarm(kind, column, state.figures[:, :, column], state.origins[column])
             for kind in ALARMS
             for state in (self._now.kinds[kind.name],)
             for column in np.flatnonzero(state.on).tolist()
@@ -176,7 +182,7 @@ class Judge:
             # An infinite limit never rings, so it needs no room in which an alarm ends.
             margins = np.where(np.isinf(bounds), 0.0, kind.release * np.abs(bounds))
             self._bounds[kind.name] = bounds[self._columns.site]
-            self._ends[kind.name] = (bounds - margins if _rings_above(kind) else bounds + margins)[self._columns.site]
+            self._ends[kind.name] = (bounds - margins if rings_above(kind) else bounds + margins)[self._columns.site]
         speeds = [self._bounds[kind.name] for kind in ALARMS if kind.law == "doubling_time"]
         span = np.fmax.reduce([np.full(len(self._columns), float(SPAN)), *speeds])
         for memory in self._memories.values():
@@ -197,10 +203,11 @@ class Judge:
             new = kinds[kind.name] = self._follow(kind, old, held_back, found, step)
             if new is old:
                 continue
-            for column in np.flatnonzero(old.on & ~new.on).tolist():
-                ended.append(self._alarm(kind, old, column, step))
-                changed += [] if whole[column] else ended[-1:]
-            changed += [self._alarm(kind, new, at) for at in np.flatnonzero(new.on & ~old.on).tolist()]
+            for at in np.flatnonzero(old.on & ~new.on).tolist():
+                ended.append(self._alarm(kind, at, old.figures[:, :, at], old.origins[at], step))
+                changed += [] if whole[at] else ended[-1:]
+            for at in np.flatnonzero(new.on & ~old.on).tolist():
+                changed.append(self._alarm(kind, at, new.figures[:, :, at], new.origins[at]))
             if kind.severity != SEVERITIES[0]:
                 healthy &= ~(self._whole(new.on) if kind.whole else new.on)
         return State(step, kinds, healthy, near > 0, near, tuple(ended), tuple(changed))
@@ -218,20 +225,24 @@ class Judge:
         if measure is None:
             return old
         beyond, back = self._beyond(kind, measure)
+        if kind.floor is not None:
+            beyond &= beyond_floor(kind, self._memories[kind.quantity].window.marks[-1])
         fresh = beyond & ~old.on & ~held_back
         if fresh.any():
             fresh &= ~self._recovers(kind)
         on = fresh | (old.on & ~back & ~held_back)
         if not (on.any() or old.on.any()):
             return old
-        figures = self._figures(kind, measure, found, step)
+        window = self._memories[kind.quantity].window
+        figures = self._figures(kind, measure, window.recent[-1], (window.baseline, window.centre), found, float(step))
         begins = on & ~old.on
         seen = on & ~np.isnan(measure)
-        value, worst = figures[_figure(kind)], old.figures[WORST, _figure(kind)]
-        further = value > worst if _rings_above(kind) else value < worst
+        value, worst = figures[figure_of(kind)], old.figures[WORST, figure_of(kind)]
+        further = value > worst if rings_above(kind) else value < worst
         taken = np.stack([begins, begins | (seen & further), seen])
         origins = {column: origin for column, origin in old.origins.items() if on[column]}
-        origins |= {column: self._origin(kind, column) for column in np.flatnonzero(begins).tolist()}
+        origin = self._memories[kind.quantity].origin
+        origins |= {column: self._origin(kind, column, origin) for column in np.flatnonzero(begins).tolist()}
         return KindState(on, np.where(taken[:, None], figures, old.figures), origins)
 
     def _measure(self, kind: AlarmKind, found: Mapping[str, Array], on: np.ndarray) -> Array | None:
@@ -242,7 +253,7 @@ class Judge:
             measure = law.measure(window)
             measure = np.where(few, np.nan, measure) if few.any() else measure
             return self._of_sites(measure, np.fmax.reduceat, kind.least_heads) if kind.whole else measure
-        possible = (on | self._beyond_floor(kind)) & ~np.isnan(window.recent[-law.depth]) & ~few
+        possible = (on | beyond_floor(kind, window.marks[-1])) & ~np.isnan(window.recent[-law.depth]) & ~few
         if not possible.any():
             return None
         measure = np.full(len(on), np.nan)
@@ -252,10 +263,8 @@ class Judge:
     def _beyond(self, kind: AlarmKind, measure: Array) -> tuple[np.ndarray, np.ndarray]:
         """Where the measure is beyond its limit, and where it has come back far enough to end an alarm."""
         bound, end = self._bounds[kind.name], self._ends[kind.name]
-        above = _rings_above(kind)
+        above = rings_above(kind)
         beyond = measure > bound if above else measure < bound
-        if kind.floor is not None:
-            beyond &= self._beyond_floor(kind)
         return beyond, measure <= end if above else measure >= end
 
     def _recovers(self, kind: AlarmKind) -> np.ndarray:
@@ -263,7 +272,10 @@ class Judge:
         which stands nearest.
         """
         law, window = LAWS[kind.law], self._memories[kind.quantity].window
-        now, before = (law.place(window, reading) for reading in (window.recent[-1], window.recent[-2]))
+        return self._nearer(kind, *(law.place(window, reading) for reading in (window.recent[-1], window.recent[-2])))
+
+    def _nearer(self, kind: AlarmKind, now: Array, before: Array) -> np.ndarray:
+        """[..., H] where the place ``now`` is nearer to health than the one ``before``."""
         if kind.whole:
             unknown = np.isnan(now) | np.isnan(before)
             now, before = (
@@ -271,15 +283,17 @@ class Judge:
             )
         return now < before if kind.side == "above" else now > before
 
-    def _beyond_floor(self, kind: AlarmKind) -> np.ndarray:
-        now = self._memories[kind.quantity].window.marks[-1]
-        return now > kind.floor if kind.side == "above" else now < kind.floor
-
-    def _figures(self, kind: AlarmKind, measure: Array, found: Mapping[str, Array], step: int) -> Array:
-        """[5, H]"""
-        window = self._memories[kind.quantity].window
-        now, before = window.recent[-1], window.centre if "centre" in LAWS[kind.law].looks_at else window.baseline
-        before = found.get(kind.beside, before)
+    def _figures(
+        self,
+        kind: AlarmKind,
+        measure: Array,
+        now: Array,
+        normal: tuple[Array, Array],
+        found: Mapping[str, Array],
+        step: Any,
+    ) -> Array:
+        """[5, ..., H]; ``normal``: baseline and centre, ``step``: [...] of each sample."""
+        before = found.get(kind.beside, normal["centre" in LAWS[kind.law].looks_at])
         total = found["rows"] + found["empty_rows"] + found["nonfinite_rows"]
         if kind.whole:
             known = (~np.isnan(now) & ~np.isnan(before)).astype(float)
@@ -288,39 +302,42 @@ class Judge:
                 for values in (known, now, before)
             )
             now, before = (one / np.maximum(total, 1.0) for one in sums)
-        return np.stack([measure, now, before, total, np.full(len(now), float(step))])
+        return np.stack([*np.broadcast_arrays(measure, now, before, total, np.expand_dims(step, -1))])
 
-    def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray], Array], least: int = 2) -> Array:
-        """[H] of whole sites, at their first heads; NaN elsewhere, and where fewer than ``least`` heads have one."""
-        found = np.full(len(values), np.nan)
-        if len(values):
+    def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray, int], Array], least: int = 2) -> Array:
+        """[..., H] of sites, at their first heads; NaN elsewhere, and where fewer than ``least`` heads have a value."""
+        found = np.full(values.shape, np.nan)
+        if values.shape[-1]:
             starts = self._columns.starts
-            several = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts) >= least
-            found[starts] = np.where(several, reduction(values, starts), np.nan)
+            several = np.add.reduceat((~np.isnan(values)).astype(np.int64), starts, -1) >= least
+            found[..., starts] = np.where(several, reduction(values, starts, -1), np.nan)
         return found
 
     def _whole(self, on: np.ndarray) -> np.ndarray:
-        """[H] of what stands at the first head of each site."""
-        return on[self._columns.starts][self._columns.site] if len(on) else on
+        """[..., H] of what stands at the first head of each site."""
+        return on[..., self._columns.starts][..., self._columns.site] if on.shape[-1] else on
 
-    def _origin(self, kind: AlarmKind, column: int) -> tuple[float, int] | None:
-        """Where the statistic was before: what says how fast it changed."""
+    def _origin(self, kind: AlarmKind, column: int, origin_of: OriginOf) -> tuple[float, int] | None:
+        """Where the statistic was before: what says how fast it changed. ``origin_of``: of heads, by a memory."""
         if kind.law in ("dead", "nonfinite"):
             return None
         heads = self._columns.heads(column) if kind.whole else slice(column, column + 1)
-        origin = self._memories[kind.quantity].origin(heads, above=kind.side == "above")
+        origin = origin_of(heads, above=kind.side == "above")
         was_so = kind.law == "level" and origin is not None and kind.rings(origin[0], self._bounds[kind.name][column])
         return None if was_so else origin
 
-    def _alarm(self, kind: AlarmKind, state: KindState, column: int, ended: int | None = None) -> Alarm:
-        first, worst, latest = state.figures[:, :, column].tolist()
-        value, limit = _figure(kind), None if kind.limit is None else float(self._bounds[kind.name][column])
+    def _alarm(
+        self, kind: AlarmKind, column: int, figures: Array, origin: tuple[float, int] | None, ended: int | None = None
+    ) -> Alarm:
+        """``figures`` [3, 5] of this column."""
+        first, worst, latest = figures.tolist()
+        value, limit = figure_of(kind), None if kind.limit is None else float(self._bounds[kind.name][column])
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
             None if kind.whole else self._columns.head(column),
             first[value],
             limit * first[BEFORE] if limit is not None and value == NOW else limit,
-            state.origins[column],
+            origin,
             {"now": first[NOW], "before": first[BEFORE], "total": first[TOTAL]},
             step=int(first[STEP]),
             since=int(first[STEP]),
@@ -346,12 +363,17 @@ def _identity(alarm: Alarm) -> tuple[Any, ...]:
     return alarm.kind, alarm.site, alarm.head, alarm.ended is None
 
 
-def _rings_above(kind: AlarmKind) -> bool:
+def rings_above(kind: AlarmKind) -> bool:
     """Whether it rings where its measure, not the statistic, is above the limit."""
     return (LAWS[kind.law].side or kind.side) == "above"
 
 
-def _figure(kind: AlarmKind) -> int:
+def beyond_floor(kind: AlarmKind, now: Array) -> np.ndarray:
+    """Where the statistic, as the median of three readings, is harmful at all."""
+    return now > kind.floor if kind.side == "above" else now < kind.floor
+
+
+def figure_of(kind: AlarmKind) -> int:
     """What its alarms give as their value."""
     return NOW if kind.law == "fall_from_baseline" else MEASURE
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attemper.readings.laws import FIRST, MARKS, Array, Law, Window, median_of_three, settle
+from attemper.readings.laws import FIRST, MARKS, Array, Law, Window, settle
+from attemper.readings.stretch import Stretch, mark, origin
 
 
 class Memory:
@@ -38,7 +39,7 @@ class Memory:
         present = ~np.isnan(self._recent[-1])
         if len(self._first):
             self._baseline = np.where(np.isnan(self._baseline), self._recent[-1], self._baseline)
-            self._keep_first(present & healthy)
+            self._keep_first(present & healthy, self._recent[-1])
         if len(self._marks):
             due = present & ~(self._steps[-1] - self._steps[-2] < self._spacing)
             for rows in (self._marks, self._steps):
@@ -52,8 +53,7 @@ class Memory:
         self._recent[-1] = values
         if not len(self._marks):
             return
-        middle = median_of_three(self._recent[-3], self._recent[-2], values)
-        self._marks[-1] = np.where(np.isnan(middle), values, middle)
+        self._marks[-1] = mark(self._recent)
         self._steps[-1] = np.where(np.isnan(values), np.nan, step)
         if step <= self._step:  # the loop may have gone back
             later = (self._steps[:-1] >= step) & ~np.isnan(values)
@@ -68,20 +68,43 @@ class Memory:
         """The latest earlier value, and its step, that was at most half of what is now (``above``), or at least twice
         that; else the earliest known. Of several heads their mean. None if there is nothing earlier.
         """
-        known = ~np.isnan(self._marks[:, heads])
-        mean = np.where(known, self._marks[:, heads], 0.0).sum(1) / np.maximum(known.sum(1), 1)
-        earlier = np.flatnonzero(known[:-1].any(1))
-        if not len(earlier):
-            return None
-        now = np.nanmean(self._recent[-1, heads])
-        far = earlier[mean[earlier] <= now / 2 if above else mean[earlier] >= now * 2]
-        row = far[-1] if len(far) else earlier[0]
-        return float(mean[row]), int(np.nanmax(self._steps[row, heads]))
+        return origin(self._marks[:, heads], self._steps[:, heads], self._recent[-1, heads], above=above)
 
-    def _keep_first(self, fit: np.ndarray) -> None:
+    def follow(self, steps: Array, values: Array) -> Stretch:
+        """The readings [samples, H] of a stretch of samples whose steps ascend for each head, all written and all but
+        the last of them committed. ``keep`` takes them into the memory.
+        """
+        return Stretch(self._recent, self._marks, self._steps, self._spacing, self._baseline, steps, values)
+
+    def first_full(self, stretch: Stretch, healthy: np.ndarray) -> int:
+        """After so many samples of a stretch a baseline changes; more than there are if none does."""
+        if not len(self._first):
+            return len(healthy)
+        kept = self._kept + (stretch.present & healthy).cumsum(0)
+        full = np.flatnonzero(((kept >= FIRST) & (self._kept < FIRST)).any(1))
+        return int(full[0]) + 1 if len(full) else len(healthy)
+
+    def settle(self, stretch: Stretch, healthy: np.ndarray) -> None:
+        """Finds what is normal for each head in a stretch. ``healthy`` [samples, H]."""
+        stretch.settle(self._centre, self._spread, self._calm, healthy if self._settles else None)
+
+    def keep(self, stretch: Stretch, healthy: np.ndarray, step: int) -> None:
+        """Takes a stretch in, after ``settle``; its last sample, of this step, is provisional."""
+        if len(self._first):
+            fit = (stretch.present & healthy)[:-1] & (self._kept < FIRST)
+            for row in np.flatnonzero(fit.any(1)).tolist():
+                self._keep_first(fit[row], stretch.values[row])
+            self._baseline = np.where(stretch.before[-1] > 0, stretch.later_baseline, self._baseline)
+        self._centre, self._spread, self._calm = stretch.settled
+        self._recent = stretch.recent
+        if len(self._marks):
+            self._marks, self._steps = stretch.marks(len(stretch.values) - 1, np.arange(len(healthy[0])))
+            self._step = step
+
+    def _keep_first(self, fit: np.ndarray, readings: Array) -> None:
         columns = np.flatnonzero(fit & (self._kept < FIRST))
         if len(columns):
-            self._first[self._kept[columns], columns] = self._recent[-1, columns]
+            self._first[self._kept[columns], columns] = readings[columns]
             self._kept[columns] += 1
             full = columns[self._kept[columns] == FIRST]
             self._baseline[full] = np.median(self._first[:, full], 0)

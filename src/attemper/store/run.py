@@ -265,8 +265,7 @@ class Run:
 
         Args:
             step: one of ``steps``.
-            alarms: whether to find the alarms that stood then. For that the run is judged from its beginning: a second
-                for some thousand samples of some hundred heads.
+            alarms: whether to find the alarms that stood then. For that the run is judged from its beginning.
 
         Raises:
             InputError: the step was not sampled; the message names the nearest that were.

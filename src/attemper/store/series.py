@@ -216,23 +216,22 @@ class FragmentReader:
         """Of each of ``moments`` the statistics of these names that it holds."""
         known = {number: name for name, number in self.statistics.items() if name.removesuffix(REST) in names}
         labels = {site: label for label, site in self._places}
+        told: dict[int, tuple[tuple[SiteLabel, ...], tuple[str, ...]]] = {}
+        """Layout -> its sites and statistics, the same objects for all samples."""
         size = max((one.heads * len(one.statistics) for one in self._layouts.values()), default=1)
         many = min(BLOCK, max(1, NUMBERS // max(1, size)))
         for start in range(0, len(moments), many):
             block = moments[start : start + many]
             numbers = {one: self._numbers(block, one, known) for one in np.unique(block["layout"]).tolist()}
-            for one in block:
-                layout = self._layouts[int(one["layout"])]
+            for one in numbers.keys() - told.keys():
+                layout = self._layouts[one]
                 held = tuple(known[number] for number in layout.statistics if number in known)
-                quantities, values = join_counts(held, next(numbers[int(one["layout"])]))
-                yield Sample(
-                    step=int(one["step"]),
-                    time=float(one["time"]),
-                    sites=tuple(labels[site] for site in layout.sites),
-                    quantities=quantities,
-                    values=values,
-                    tokens=int(one["tokens"]),
-                )
+                told[one] = tuple(labels[site] for site in layout.sites), held
+            places = (block[name].tolist() for name in ("layout", "step", "time", "tokens"))
+            for number, step, moment, tokens in zip(*places, strict=True):
+                sites, held = told[number]
+                quantities, values = join_counts(held, next(numbers[number]))
+                yield Sample(step, moment, sites, quantities, values, tokens)
 
     def _numbers(self, block: Array, layout: int, known: Container[int]) -> Iterator[Array]:
         """[statistics, heads] of each sample of a block that has this layout."""

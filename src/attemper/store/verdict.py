@@ -11,6 +11,7 @@ from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS
 from attemper.readings.judge import BESIDE, COUNTS, Judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
+from attemper.readings.run_judge import RunJudge
 from attemper.store.about import UNMEASURED
 from attemper.store.columns import columns
 from attemper.store.ranks import Ranks
@@ -51,7 +52,7 @@ class Verdict:
             stop: only steps below it are judged; None for all.
         """
         self._ranks, self._limits, self._stop = ranks, limits, stop
-        self._judge: Judge | None = None
+        self._judge: RunJudge | None = None
         self._seen: list[np.ndarray] = []
 
     def judge(self) -> Judge:
@@ -68,15 +69,14 @@ class Verdict:
             start = len(self._seen[0]) if len(now) == len(self._seen) == 1 else 0
             if self._judge is None or not start or not np.array_equal(now[0][:start], self._seen[0]):
                 self._judge, start = self._new(), 0
-            for sample in self._ranks.samples([moments[start:] for moments in now], JUDGED):
-                self._judge.feed(sample)
+            self._judge.feed_all(self._ranks.samples([moments[start:] for moments in now], JUDGED))
             self._seen = now
         return self._judge
 
-    def _new(self) -> Judge:
+    def _new(self) -> RunJudge:
         about = self._ranks.about
         limits = _known_limits(about.get("limits")) if self._limits is None else self._limits
-        return Judge(limits, about.get("fewest_keys") or FEWEST_KEYS)
+        return RunJudge(limits, about.get("fewest_keys") or FEWEST_KEYS)
 
 
 def _known_limits(limits: Any) -> dict[str, Any]:

@@ -1,0 +1,249 @@
+"""A judge of whole runs: many samples at once, in arrays over time, with the alarms of one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from attemper.readings.alarms import SEVERITIES, AlarmKind
+from attemper.readings.judge import (
+    BESIDE,
+    COUNTS,
+    LATEST,
+    UNIFORM,
+    WHOLE_FIRST,
+    WORST,
+    Judge,
+    KindState,
+    State,
+    beyond_floor,
+    figure_of,
+    rings_above,
+)
+from attemper.readings.laws import LAWS, Array
+from attemper.readings.reading import Alarm
+from attemper.readings.sample import Sample
+from attemper.readings.stretch import Stretch
+
+FEWEST, MOST = 16, 4096
+"""Samples that are judged together: at first, as baselines change in the first samples, and at most."""
+MOST_NUMBERS = 1 << 18
+"""Numbers of a quantity that are judged together: 2 MB."""
+
+IN_ORDER = sorted(WHOLE_FIRST, key=lambda kind: "centre" in LAWS[kind.law].looks_at)
+"""A stretch settles while no warning stands, and no warning looks at it."""
+
+
+class Block(NamedTuple):
+    """Samples that are judged together."""
+
+    steps: Array
+    found: Mapping[str, Array]
+    """Quantity -> [samples, H]."""
+    replaced: np.ndarray
+    near: np.ndarray
+    """[samples] how many heads are near uniform, while the model looks untrained."""
+    stretches: Mapping[str, Stretch]
+
+
+class Episodes(NamedTuple):
+    """The alarms of a kind over a block, [samples, H]."""
+
+    on: np.ndarray
+    measure: Array
+    awake: np.ndarray
+    """[samples, 1] whether the kind was judged."""
+
+
+class RunJudge(Judge):
+    """Judges whole runs; ``feed`` goes on from there."""
+
+    def feed_all(self, samples: Iterable[Sample]) -> None:
+        """As ``feed`` of each. The alarms are the same in every field."""
+        for part in _parts(samples):
+            while part and self.step is not None and part[0].step <= self.step:
+                self.feed(part.pop(0))  # the loop went back, or a step had two passes
+            self._feed_part(part)
+
+    def _feed_part(self, part: Sequence[Sample]) -> None:
+        start, many = 0, FEWEST
+        while start < len(part) - 1:
+            here = part[start : min(start + many, len(part) - 1)]
+            self._keep()
+            heads = len(self._columns)
+            for sites in {id(one.sites): one.sites for one in here}.values():
+                self._columns.find(sites)
+            if len(self._columns) > heads:
+                self._grow()
+            with np.errstate(all="ignore"):
+                done = self._judge_together(here)
+            start, many = start + done, 2 * many if done == len(here) else FEWEST
+        for sample in part[-1:]:
+            self.feed(sample)
+
+    def _judge_together(self, samples: Sequence[Sample]) -> int:
+        """Judges the first samples, up to the one that changes a baseline; how many these are."""
+        block = self._block(samples)
+        trained = (block.near == 0)[:, None]
+        followed: dict[str, Episodes | None] = {}
+        healthy = np.ones(block.replaced.shape, bool)
+        done = None
+        for kind in IN_ORDER:
+            if done is None and "centre" in LAWS[kind.law].looks_at:
+                done = min(
+                    memory.first_full(block.stretches[name], healthy & trained)
+                    for name, memory in self._memories.items()
+                )
+                if done < len(samples):
+                    return self._judge_together(samples[:done])
+                for name, memory in self._memories.items():
+                    memory.settle(block.stretches[name], healthy & trained)
+            whole = followed.get(kind.part_of)
+            held_back = block.replaced | (self._whole(whole.on) if whole is not None else False)
+            held_back = held_back | (block.near > 0)[:, None] if kind.trained else held_back
+            found = followed[kind.name] = self._follow_all(kind, block, held_back)
+            if found is not None and kind.severity != SEVERITIES[0]:
+                healthy &= ~((self._whole(found.on) if kind.whole else found.on) & found.awake)
+        self._conclude(block, followed, healthy)
+        for name, memory in self._memories.items():
+            memory.keep(block.stretches[name], healthy & trained, int(block.steps[-1]))
+        return len(samples)
+
+    def _block(self, samples: Sequence[Sample]) -> Block:
+        found, replaced = self._columns.spread_all(samples, (*self._memories, *COUNTS, *BESIDE))
+        steps = np.array([sample.step for sample in samples], float)
+        near = np.zeros(len(samples), np.int64)
+        if self._before.untrained:
+            training, entropies = self._columns.in_training, found[UNIFORM.quantity]
+            near = ((entropies > self._bounds[UNIFORM.name]) & training).sum(1)
+            near[2 * near <= (~np.isnan(entropies) & training).sum(1)] = 0
+            near *= np.logical_and.accumulate(near > 0)
+        stretches = {name: memory.follow(steps, found[name]) for name, memory in self._memories.items()}
+        return Block(steps, found, replaced, near, stretches)
+
+    def _follow_all(self, kind: AlarmKind, block: Block, held_back: np.ndarray) -> Episodes | None:
+        """None where no alarm of the kind stands in the block."""
+        old, law, stretch = self._before.kinds[kind.name].on, LAWS[kind.law], block.stretches[kind.quantity]
+        few = block.found["judged_rows" if kind.judged else "rows"] < kind.least_rows
+        floor = able = np.ones(few.shape, bool)
+        if kind.floor is None:
+            measure = np.where(few, np.nan, stretch.samples_of(law.measure(stretch.window)))
+            measure = self._of_sites(measure, np.fmax.reduceat, kind.least_heads) if kind.whole else measure
+        else:
+            floor, able = beyond_floor(kind, stretch.latest), ~np.isnan(stretch.earlier(law.depth - 1)) & ~few
+            measure = stretch.measure(law, floor & able)
+            heads = old | (self._beyond(kind, measure)[0] & floor).any(0)
+            if heads.any():
+                measure = stretch.measure(law, (floor | heads) & able)
+        beyond, back = self._beyond(kind, measure)
+        begins = beyond & floor & ~held_back
+        if begins.any():
+            places = (stretch.samples_of(law.place(stretch.window, stretch.window.recent[at])) for at in (-1, -2))
+            begins &= ~self._nearer(kind, *places)
+        if not (begins.any() or old.any()):
+            return None
+        on = _last_of(begins, back | held_back, old)
+        awake = ((_before(on, old) | floor) & able).any(1, keepdims=True)
+        if (_before(on, old) & held_back & ~awake).any():
+            on = _one_by_one(begins, back | held_back, floor, able, old)
+            awake = ((_before(on, old) | floor) & able).any(1, keepdims=True)
+        return Episodes(on, measure, awake)
+
+    def _conclude(self, block: Block, followed: Mapping[str, Episodes | None], healthy: np.ndarray) -> None:
+        """What stands after the block, and what has ended in it."""
+        kinds, ended = dict(self._before.kinds), list[tuple[int, Alarm]]()
+        for kind in WHOLE_FIRST:
+            found = followed[kind.name]
+            if found is not None:
+                kinds[kind.name] = self._state(kind, block, found, ended)
+        self._ended += [alarm for _, alarm in sorted(ended, key=lambda one: one[0])]
+        near = int(block.near[-1])
+        self._now = State(int(block.steps[-1]), kinds, healthy[-1], near > 0, near)
+
+    def _state(self, kind: AlarmKind, block: Block, followed: Episodes, ended: list[tuple[int, Alarm]]) -> KindState:
+        """The alarms of a kind after the block; adds those that ended, with their samples."""
+        on, measure, _ = followed
+        old, stretch = self._before.kinds[kind.name], block.stretches[kind.quantity]
+        figures = self._figures(kind, measure, stretch.values, stretch.normal, block.found, block.steps)
+        seen, kept, origins = on & ~np.isnan(measure), old.figures.copy(), dict(old.origins)
+        before = _before(on, old.on)
+        for column in np.flatnonzero((on | before).any(0)).tolist():
+            start = 0
+            edges = np.flatnonzero(on[:, column] != before[:, column]).tolist()
+            for edge in [*edges, len(on)]:
+                if edge == len(on) or not on[edge, column]:
+                    rows = start + np.flatnonzero(seen[start:edge, column])
+                    self._note(kind, figures[:, rows, column], kept[:, :, column])
+                    if edge < len(on):
+                        origin = origins.pop(column)
+                        ended.append(
+                            (edge, self._alarm(kind, column, kept[:, :, column], origin, int(block.steps[edge])))
+                        )
+                else:
+                    kept[:, :, column] = figures[:, edge, column]
+                    origins[column] = self._origin(kind, column, partial(stretch.origin, edge))
+                start = edge
+        return KindState(on[-1], kept, origins)
+
+    def _note(self, kind: AlarmKind, figures: Array, kept: Array) -> None:
+        """Keeps the worst and the latest of [5, samples] in [3, 5] of an alarm that stands."""
+        if not figures.shape[1]:
+            return
+        values, sign = figures[figure_of(kind)], 1 if rings_above(kind) else -1
+        worst = int(np.where(np.isnan(values), -np.inf, sign * values).argmax())
+        if sign * values[worst] > sign * kept[WORST, figure_of(kind)]:
+            kept[WORST] = figures[:, worst]
+        kept[LATEST] = figures[:, -1]
+
+
+def _parts(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    """Samples that may be judged together: of no head two at one step, and none that goes back."""
+    part: list[Sample] = []
+    for sample in samples:
+        most = min(MOST, 1 + MOST_NUMBERS // max(1, sample.values.shape[1]))
+        if part and (len(part) >= most or sample.step < part[-1].step or _meets(sample, part)):
+            yield part
+            part = []
+        part.append(sample)
+    if part:
+        yield part
+
+
+def _meets(sample: Sample, part: Sequence[Sample]) -> bool:
+    """Whether another sample of the same step has one of its sites."""
+    for other in reversed(part):
+        if other.step != sample.step:
+            return False
+        if not sample.places.keys().isdisjoint(other.places):
+            return True
+    return False
+
+
+def _before(on: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """[samples, H] what stood at the sample before."""
+    return np.concatenate([old[None], on[:-1]])
+
+
+def _last_of(begins: np.ndarray, ends: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """[samples, H] whether what came last is a beginning."""
+    on = np.zeros(begins.shape, bool)
+    heads = np.flatnonzero(old | begins.any(0))
+    rows = np.arange(1, len(begins) + 1)[:, None]
+    began, over = (np.maximum.accumulate(rows * one[:, heads], 0) for one in (begins, ends))
+    on[:, heads] = (began > over) | ((began == over) & old[heads])
+    return on
+
+
+def _one_by_one(
+    begins: np.ndarray, ends: np.ndarray, floor: np.ndarray, able: np.ndarray, on: np.ndarray
+) -> np.ndarray:
+    """As ``_last_of``, where nothing begins or ends in a sample in which the kind is not judged."""
+    found = np.zeros(begins.shape, bool)
+    for row in range(len(begins)):
+        if ((on | floor[row]) & able[row]).any():
+            on = begins[row] & ~on | on & ~ends[row]
+        found[row] = on
+    return found

@@ -1,0 +1,128 @@
+"""Many samples judged together raise the alarms that they raise one after another, in every field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attemper.readings.alarms import KINDS
+from attemper.readings.judge import Judge
+from attemper.readings.run_judge import RunJudge
+from attemper.readings.sample import Sample
+from tests.support.runs import collapsing, restless, with_gaps
+from tests.support.samples import sites
+
+
+def agree(taken: Iterable[Sample], limits: dict[str, Any] | None = None, fewest_keys: int = 32) -> Judge:
+    """The judge of samples one by one, after it was compared with that of all of them together."""
+    taken = list(taken)
+    one, all_ = Judge(limits, fewest_keys), RunJudge(limits, fewest_keys)
+    for sample in taken:
+        one.feed(sample)
+    all_.feed_all(taken)
+    compare(one, all_)
+    return one
+
+
+def compare(one: Judge, all_: RunJudge) -> None:
+    assert [str(alarm) for alarm in all_.alarms] == [str(alarm) for alarm in one.alarms]
+    assert str(all_.standing) == str(one.standing)
+    assert (all_.step, all_.untrained, all_.held_back, all_.notes) == (
+        one.step,
+        one.untrained,
+        one.held_back,
+        one.notes,
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_restless_runs_have_the_same_alarms_of_every_kind(seed: int) -> None:
+    one = agree(restless(220, seed))
+    assert len(one.alarms) > 100
+    if seed == 1:
+        assert {alarm.kind for alarm in one.alarms} == set(KINDS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_so_have_runs_with_gaps_infinite_numbers_and_few_rows(seed: int) -> None:
+    assert len(agree(with_gaps(restless(220, seed), seed)).alarms) > 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_so_have_runs_that_are_judged_by_limits_of_sites(seed: int) -> None:
+    limits = {"logit_growth": 200, "falling": 0.05, "diffuse": None, "logits": float("inf"), "fallen": 0.5,
+              "sites": {"layers.1.*": {"drift": 2, "layer_fallen": 0.6, "logits": 40}}}  # fmt: skip
+    assert agree(with_gaps(restless(160, seed), seed), limits, 8).alarms
+
+
+def test_so_has_a_run_that_collapses_and_one_that_looks_untrained() -> None:
+    assert agree(collapsing(300)).alarms
+    entropy = "judged_normalized_entropy"
+
+    def uniform() -> Iterator[Sample]:
+        for one in collapsing(200, falls=130):
+            values = one.values.copy()
+            values[one.quantities.index(entropy)] = 0.99 if one.step < 90 else values[0]
+            yield replace(one, values=values)
+
+    assert agree(uniform()).alarms
+
+
+@pytest.mark.parametrize("apart", [1, 3])
+def test_so_has_a_run_that_goes_back_and_steps_with_two_passes(apart: int) -> None:
+    taken = [replace(one, step=one.step // 6 * apart) for one in restless(200, 3)]
+    assert agree([*taken[:120], *taken[70:]]).alarms
+
+    def passes() -> Iterator[Sample]:
+        for place, one in enumerate(taken):
+            yield one
+            if place % 3 == 0:
+                mode = "eval" if place % 2 else "train"
+                yield replace(one, sites=sites(2, 3, mode), values=one.values * np.float32(0.9))
+
+    assert agree(passes()).alarms
+
+
+def test_so_has_a_run_whose_sites_come_later_and_have_other_heads_and_calls() -> None:
+    taken = list(restless(200, 5))
+    wide = sites(2, 3)
+
+    def changing() -> Iterator[Sample]:
+        for place, one in enumerate(taken):
+            if place < 50:
+                yield Sample(one.step, 0.0, wide[:1], one.quantities, one.values[:, :3])
+            elif place < 100:
+                yield one
+            elif place < 150:
+                labels = (replace(wide[0], heads=2), wide[1])
+                yield replace(one, sites=labels, values=one.values[:, 1:])
+            else:
+                labels = (wide[0], replace(wide[0], name=f"{wide[0].name}#2", layer=7))
+                yield replace(one, sites=labels if place % 5 else wide)
+
+    assert agree(changing()).alarms
+
+
+def test_a_judge_of_runs_goes_on_sample_by_sample_and_with_more_of_them() -> None:
+    taken = list(with_gaps(restless(220, 2), 2))
+    one, all_ = Judge(), RunJudge()
+    at = 0
+    for many in (1, 2, 40, 3, 90, 17):
+        all_.feed_all(taken[at : at + many])
+        for sample in taken[at : at + many]:
+            one.feed(sample)
+        compare(one, all_)
+        at += many
+    for sample in taken[at:]:
+        assert str(all_.feed(sample)) == str(one.feed(sample))
+        assert str(all_.feed(sample, again=True)) == str(one.feed(sample, again=True))
+    compare(one, all_)
+
+
+def test_no_sample_and_samples_without_heads_raise_nothing() -> None:
+    assert agree([]).alarms == ()
+    assert agree(Sample(step, 0.0, (), ("max_logit",), np.empty((1, 0), np.float32)) for step in range(30)).alarms == ()
