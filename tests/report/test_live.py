@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from http.client import HTTPConnection
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,6 +76,26 @@ def state(server: LiveServer) -> dict[str, object]:
     status, body = ask(server, f"/{server.token}/state")
     assert status == 200
     return json.loads(body)
+
+
+def test_the_state_is_served_while_a_page_is_drawn(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, end = Event(), Event()
+
+    def draw(look: Look) -> str:
+        begun.set()
+        assert end.wait(20)
+        return "drawn"
+
+    monkeypatch.setattr(server._source, "page", draw)
+    with ThreadPoolExecutor() as readers:
+        page = readers.submit(ask, server, f"/{server.token}/")
+        assert begun.wait(20)
+        try:
+            assert state(server)["samples"] == 1
+            assert not page.done()
+        finally:
+            end.set()
+        assert page.result() == (200, "drawn")
 
 
 def test_the_page_and_its_state_are_served_under_the_token(server: LiveServer, folder: Path) -> None:

@@ -76,7 +76,7 @@ class Columns:
             self.find(samples[rows[0]].sites)
             replaced[rows] = self.replaced
             values = np.stack([samples[row].values for row in rows])
-            places = np.ix_(rows, np.arange(len(self))[self._places])
+            places = np.array(rows)[:, None], np.arange(len(self))[self._places]
             for name in found.keys() & set(names):
                 found[name][places] = values[:, names.index(name)]
         self.find(samples[-1].sites)

@@ -370,6 +370,7 @@ def rings_above(kind: AlarmKind) -> bool:
 
 def beyond_floor(kind: AlarmKind, now: Array) -> np.ndarray:
     """Where the statistic, as the median of three readings, is harmful at all."""
+    assert kind.floor is not None
     return now > kind.floor if kind.side == "above" else now < kind.floor
 
 

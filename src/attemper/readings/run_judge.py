@@ -146,10 +146,10 @@ class RunJudge(Judge):
         if not (begins.any() or old.any()):
             return None
         on = _last_of(begins, back | held_back, old)
-        awake = ((_before(on, old) | floor) & able).any(1, keepdims=True)
+        awake = _awake(_before(on, old) | floor, able)
         if (_before(on, old) & held_back & ~awake).any():
             on = _one_by_one(begins, back | held_back, floor, able, old)
-            awake = ((_before(on, old) | floor) & able).any(1, keepdims=True)
+            awake = _awake(_before(on, old) | floor, able)
         return Episodes(on, measure, awake)
 
     def _conclude(self, block: Block, followed: Mapping[str, Episodes | None], healthy: np.ndarray) -> None:
@@ -225,6 +225,11 @@ def _meets(sample: Sample, part: Sequence[Sample]) -> bool:
 def _before(on: np.ndarray, old: np.ndarray) -> np.ndarray:
     """[samples, H] what stood at the sample before."""
     return np.concatenate([old[None], on[:-1]])
+
+
+def _awake(possible: np.ndarray, able: np.ndarray) -> np.ndarray:
+    """[samples, 1] whether any head is judged."""
+    return np.expand_dims((possible & able).any(1), -1)
 
 
 def _last_of(begins: np.ndarray, ends: np.ndarray, old: np.ndarray) -> np.ndarray:

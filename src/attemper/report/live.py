@@ -101,7 +101,7 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, source: Source, *, port: int = 0) -> None:
         self.token = secrets.token_urlsafe(24)
-        self._source, self._lock = source, Lock()
+        self._source, self._lock, self._drawing = source, Lock(), Lock()
         self._looked, self._look = -LOOK_SECONDS, Look(0, None, live=True)
         self._drawn: tuple[Look, str] | None = None
         try:
@@ -124,8 +124,8 @@ class LiveServer(ThreadingHTTPServer):
 
     def page(self) -> str:
         """The page of now; of a run that is gone, the last that was drawn; else a sentence."""
-        with self._lock:
-            now = self._fresh()
+        with self._drawing:  # one at a time, while ``look`` goes on answering
+            now = self.look()
             if now.gone is None and (self._drawn is None or self._drawn[0] != now):
                 try:
                     self._drawn = now, self._source.page(now)
