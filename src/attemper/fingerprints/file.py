@@ -223,7 +223,7 @@ def _site(
     shapes = _shapes(given, rows, places)
     room[0] -= sum(4 * math.prod(shape) for shape in shapes.values())
     if room[0] < 0:
-        raise ValueError(f"its sites take {-room[0]:,} bytes more than a file of this size can hold")
+        raise ValueError(f"its sites take more than a file of this size can hold: {-room[0]:,} B")
     whole = {name: unpack(before + name, arrays, shapes[name], whole=True) for name in (*_WHOLE, *COUNTS)}
     absent = (*_FOLLOWING, *(LATER if version < VERSION else ()))
     kept = [name for name in (*_NUMBERS, *STATISTICS, *_VECTORS) if name not in absent or before + name in arrays]

@@ -107,11 +107,11 @@ def unpack(data: bytes) -> np.ndarray:
             )
         expected, inflate = 4 * samples * size, zlib.decompressobj()
         if expected > _LARGEST:
-            raise InputError(f"a block of this run is damaged: it claims {expected:,} bytes, and none has as many.")
+            raise InputError(f"a block of this run is damaged: it claims {expected:,} B, and none has as many.")
         # One byte more than is expected shows a block that holds too much, and is all that is made of it.
         numbers = inflate.decompress(memoryview(data)[_HEADER.size :], expected + 1)
         if len(numbers) != expected or not inflate.eof:
-            raise InputError(f"a block of this run is damaged: it has not the {expected:,} bytes that it claims.")
+            raise InputError(f"a block of this run is damaged: it has not the {expected:,} B that it claims.")
         shuffled = np.frombuffer(numbers, np.uint8).reshape(4, -1)
         values = np.ascontiguousarray(shuffled.T).reshape(-1).view("<f4")
         return values.reshape(size, samples).T
