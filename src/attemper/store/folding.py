@@ -80,7 +80,7 @@ def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -
         places[site] = slice(start, start + heads[site])
         start += heads[site]
     if start > MOST_HEADS:
-        raise InputError(f"the run cannot be read: its file is damaged, a sample has more heads than it can have: {start:,}.")
+        raise InputError(f"the run cannot be read: its file is damaged, a sample claims too many heads: {start:,}.")
     return Layout(statistics, places)
 
 
