@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode  # pyright: ignore[reportAttributeAccessIssue]
 
 import attemper
 from attemper import InputError, Store
@@ -31,6 +32,7 @@ from attemper.readings.judge import Judge
 from attemper.readings.reading import Alarm
 from attemper.store import process
 from attemper.store.fragment import Fragment
+from attemper.store.lock import Lock
 from tests.report.test_page import data_of
 from tests.sites.own_models import Own
 
@@ -358,6 +360,74 @@ def test_a_watch_that_is_dropped_ends_its_file(tmp_path: Path) -> None:
     assert len(attemper.open_run(tmp_path / "run")) == 3
 
 
+def test_watches_that_nobody_holds_leave_nothing(tmp_path: Path) -> None:
+    def left() -> tuple[int, int, int]:
+        hooks = sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+        files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        return threading.active_count(), files, hooks
+
+    model, gc_was = Stack().train(), gc.isenabled()
+    before = left()
+    gc.disable()  # each ends with its last name, and not when Python looks for cycles
+    try:
+        for number in range(30):
+            watch = attemper.watch(model, store=tmp_path / str(number))
+            list(train(range(2), watch))
+            del watch
+        assert left() == before
+    finally:
+        if gc_was:
+            gc.enable()
+
+
+def test_a_watch_that_is_dropped_in_the_middle_of_a_pass_leaves_the_pass_as_it_is() -> None:
+    class Dropping(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            held.clear()
+            return super().forward(x)
+
+    model, x = Dropping().eval(), torch.randn(1, 40, 32)
+    held: list[Any] = []
+    expected = model(x)
+    held.append(attemper.watch(model))
+    assert torch.equal(model(x), expected)
+    gc.collect()
+    assert _get_current_function_mode() is None
+    assert torch.equal(model(x), expected)
+
+
+def test_a_watch_that_nobody_ever_held_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    attemper.watch(Stack())
+    (record,) = caplog.records
+    assert "a watch of Stack has ended before a pass: nobody holds it any more" in record.message
+
+
+def test_a_cell_that_is_run_again_ends_the_watch_before_it_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Stack().train()
+    watch = first = attemper.watch(model, store=tmp_path / "run")
+    list(train(range(3), watch))
+    watch = attemper.watch(model, store=tmp_path / "run")
+    list(train(range(3, 5), watch))
+    assert len(model._forward_hooks) == 1
+    watch.close()
+    assert (first.failures, watch.failures) == (0, 0)
+    assert attemper.open_run(tmp_path / "run").steps.tolist() == [0, 1, 2, 3, 4]
+    (told,) = (record.message for record in caplog.records if "watch" in record.message)
+    assert "an earlier watch of this process wrote to run. It has ended, and this one goes on" in told
+
+
+def test_a_cell_with_a_new_training_keeps_what_the_watch_before_it_wrote(tmp_path: Path) -> None:
+    model = Stack().train()
+    first = attemper.watch(model, store=tmp_path / "run")
+    list(train(range(3), first))
+    with attemper.watch(model, store=attemper.Store(tmp_path / "run", new=True)) as second:
+        list(train(range(2), second))
+    assert len(attemper.open_run(tmp_path / "run-1")) == 3
+    assert len(attemper.open_run(tmp_path / "run")) == 2
+
+
 def test_what_a_dropped_watch_still_holds_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = Stack().eval()
     watch = attemper.watch(model, store=tmp_path / "run")
@@ -543,11 +613,12 @@ def test_a_path_that_is_a_file_is_refused_when_the_watch_opens(tmp_path: Path) -
 def test_a_second_writer_of_a_run_trains_on_and_counts_what_is_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = attemper.watch(Stack().train(), store=tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    lock = Lock(tmp_path / "run" / "fragment-0.lock")  # as of another process
     with attemper.watch(Stack().train(), store=tmp_path / "run") as second:
         list(train(range(3), second))
         assert second.history("entropy").steps.tolist() == [0, 1, 2]
-    first.close()
+    lock.release()
     (told,) = (record.getMessage() for record in caplog.records if "stor" in record.getMessage())
     assert "another watch is writing to it" in told
     assert "3 samples in run, 3 dropped" in repr(second)

@@ -474,11 +474,11 @@ def test_a_buffer_of_a_module_that_is_gone_is_nobodys() -> None:
 def test_the_flag_of_a_watch_that_is_dropped_unclosed_goes_down_with_the_next_one(device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     run = compiled(model)
-    attemper.watch(run)
+    watch = attemper.watch(run)
     run(x)
     (flag,) = {id(flag): flag for flag, _ in tap_buffers._switches.values()}.values()
     assert int(flag) == 1
-    del run, model
+    del watch, run, model
     torch._dynamo.reset()
     gc.collect()
     other = Tapped("second")

@@ -98,19 +98,16 @@ def test_workers_of_a_data_loader_leave_the_store_alone(tmp_path):
     assert (outcome.written, outcome.read, outcome.dropped, outcome.warnings) == (20, 20, 0, [])
 
 
-def test_a_second_writer_of_this_process_is_refused_with_one_warning(tmp_path, caplog):
+def test_a_second_writer_of_this_process_ends_the_first_one_and_goes_on(tmp_path, caplog):
     first = open_writer(tmp_path)
-    second = open_writer(tmp_path)
-    for step in range(3):
-        assert first.take(sample(step))
-        second.take(sample(step))
-    second.close()
-    assert (second.written, second.dropped) == (0, 3)
-    assert second.open_reader().rows("SELECT count(*) FROM sample") == [(3,)]  # in memory
-    first.close()
+    other = open_writer(tmp_path, rank=1)
+    assert first.take(sample(0))
+    second = open_writer(os.path.relpath(tmp_path))
+    assert (second.last_step, first.live, other.live) == (0, False, True)
+    assert second.take(sample(1))
+    for one in (other, second):
+        one.close()
+    assert (first.written, second.written, second.dropped) == (1, 1, 0)
+    assert second.open_reader().rows("SELECT count(*) FROM sample") == [(2,)]
     (record,) = caplog.records
-    assert "another watch is writing to it. Give each run a folder of its own." in record.message
-    third = open_writer(tmp_path)
-    assert third.last_step == 2
-    third.close()
-    assert len(caplog.records) == 1
+    assert f"an earlier watch of this process wrote to {tmp_path.name}. It has ended" in record.message

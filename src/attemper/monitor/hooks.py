@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from types import FrameType
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -47,6 +48,17 @@ def quietly(method: Callable[..., Result]) -> Callable[..., Result | None]:
             return None
 
     return guard
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose object this does not keep alive; it does nothing once that is gone."""
+    found = WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        own = found()
+        return None if own is None else own(*args, **kwargs)
+
+    return call
 
 
 class Hook:

@@ -159,10 +159,12 @@ class Recorder:
             self._writer.drop(len(self._underway) + ended, "the watch was dropped without watch.close()")
             self._writer.close()
 
-    def at_end(self, hand_over: Callable[[float], object]) -> None:
-        """Has this method of the watch called, if it exists then, before the process ends."""
+    def at_end(self, hand_over: Callable[[float], object], close: Callable[[], object]) -> None:
+        """Has these methods of the watch called, if it exists then: ``hand_over`` before the process ends, ``close``
+        when another watch of the process is to write the same run.
+        """
         if self._writer is not None:
-            self._writer.source = weakref.WeakMethod(hand_over)
+            self._writer.source, self._writer.owner = weakref.WeakMethod(hand_over), weakref.WeakMethod(close)
 
     def judge_now(self, step: int, *, apart: bool) -> Judge:
         """Judges the sample that is there, though more may be added to it. Waits for the devices.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -20,7 +21,7 @@ from attemper.checks import MOST, index_of
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
-from attemper.monitor.hooks import Hook, call_of, is_running, quietly
+from attemper.monitor.hooks import Hook, call_of, is_running, quietly, weakly
 from attemper.monitor.merged_recorder import MergedRecorder
 from attemper.monitor.model import NOT_RUN, check_model, device_of, provenance, unseen_normalizers, why_not_all
 from attemper.monitor.options import NO_ALARMS, WatchOptions
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
     from attemper.readings.history import History, Trend
     from attemper.store.run import Run
 
+logger = logging.getLogger("attemper")
+
+UNHELD = (
+    "attemper: a watch of %s has ended before a pass: nobody holds it any more. Keep it as long as it is to measure: "
+    "watch = attemper.watch(...)."
+)
+
 
 def watch(
     model: nn.Module,
@@ -71,7 +79,7 @@ def watch(
     other steps nothing happens. Outputs, gradients and random numbers are bit-identical with and without (one
     exception: nn.TransformerEncoderLayer leaves its fast path while it is measured, within 2e-6). It holds no graph
     and does not wait for the device. A failure of ours never reaches the training step: it is reported once, and
-    counted in ``.failures``.
+    counted in ``.failures``. Keep the watch in a variable: it ends with ``close()``, and when nobody holds it any more.
 
     ::
 
@@ -95,8 +103,9 @@ def watch(
         sites: names of modules to watch, with all below them and all their calls, or of single calls of a pass
             (``layer#2``); None for all.
         store: the folder of a run, or ``attemper.Store(...)``: every sample is kept there, of every head, and
-            ``attemper.open_run`` reads it, also meanwhile. A run that is there already goes on. None keeps a history
-            in memory, thinned with age where it would take more than 64 MB.
+            ``attemper.open_run`` reads it, also meanwhile. A run that is there already goes on; an open watch of this
+            process that writes it is closed first. None keeps a history in memory, thinned with age where it would
+            take more than 64 MB.
         observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here
             on sampled passes, output and statistics in one pass (not with attention dropout).
         backend: as in :func:`attemper.attention`.
@@ -126,6 +135,7 @@ class Watch(TapReceiver):
             start: the number of the step that begins, where the loop knows it before the step ends.
             given: the options of :func:`watch`.
         """
+        self._open, self._closed = ExitStack(), False
         options = WatchOptions(**given)
         check_model("watch", model)
         self.model, self.every, self.rows = model, options.every, options.rows
@@ -144,7 +154,7 @@ class Watch(TapReceiver):
         self._tapped = False
         """Whether taps may have run on their device in this step."""
         self._context = CallContext()
-        self._collector = Collector(model, self._context, options.scope, quiet=self.note_failure)
+        self._collector = Collector(model, self._context, options.scope, quiet=weakly(self.note_failure))
         self._reduction = reduction_of(model, options.reduce, options.fewest_keys)
         kept, ranks = (self._collector, options, about(model, options), start), self._reduction
         self._recorder = Recorder(*kept) if ranks is None else MergedRecorder(*kept, ranks)
@@ -160,20 +170,20 @@ class Watch(TapReceiver):
         """Calls of the model inside its own forward."""
         self._compiled = any(is_compiled(module) for module in model.modules())
         self._collector.refuse(compiled_parts(names_of(model)))
-        self._open = ExitStack()
-        self._recorder.at_end(self._hand_over)
+        self._recorder.at_end(self._hand_over, self.close)
         self._attach()
 
     def _attach(self) -> None:
-        """Hooks on the model itself only: what a sampled pass needs is put in place when it begins."""
+        """Hooks on the model itself only: what a sampled pass needs is put in place when it begins. They hold no watch:
+        one that nobody else holds ends.
+        """
         tap.remember(self.model)
-        before = self.model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True)
-        after = self.model.register_forward_hook(Hook(self._leave), always_call=True)
+        before = self.model.register_forward_pre_hook(Hook(weakly(self._enter)), with_kwargs=True)
+        after = self.model.register_forward_hook(Hook(weakly(self._leave)), always_call=True)
         self._open.callback(before.remove)
         self._open.callback(after.remove)
         for taps in (tap, tap_buffers):
             taps.subscribe(self)
-            self._open.callback(taps.unsubscribe, self)
         # The first step is sampled, whatever decides on those that follow.
         tap_buffers.raise_flag(self, self._start())
 
@@ -187,7 +197,10 @@ class Watch(TapReceiver):
     def close(self) -> None:
         """Takes every hook off the model, and ends the store. What was read stays readable."""
         quietly(Watch._end_pass)(self, commit=False)
+        self._closed = True
         self._open.close()
+        for taps in (tap, tap_buffers):
+            taps.unsubscribe(self)
         self._record()
         self._keep_passes()
         try:
@@ -197,9 +210,16 @@ class Watch(TapReceiver):
             quietly(lambda _: self._recorder.close())(self)
 
     def __del__(self) -> None:
-        if hasattr(self, "_recorder"):
-            held = self._first.waiting if self._first is not None else 0
-            self._recorder.forget(held + int(self._due and self._keeps))
+        if not hasattr(self, "_recorder") or self._closed:
+            return
+        with suppress(Exception):  # in the middle of somebody's code, or as Python ends
+            self._drop_interrupted()
+            if call_of(self.model) is None:  # else torch goes through these hooks now
+                self._open.close()
+        if not (self.passes or self.steps):
+            logger.warning(UNHELD, self.title)
+        held = self._first.waiting if self._first is not None else 0
+        self._recorder.forget(held + int(self._due and self._keeps))
 
     def step(self, step: int | None = None) -> None:
         """Ends a training step: all forward passes since the last one, up to 16 where it is the first. The next

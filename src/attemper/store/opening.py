@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +32,9 @@ class Opening:
         self._place: Place | None = None
         self._lock: Lock | None = None
         self._known = False
+        where = str(options.path) if options.is_url else os.path.realpath(options.path)
+        self.target = where, rank
+        """What tells the file from those of other runs and ranks of this process."""
         self.last_step: int | None = None
         """Of the last sample that the file had before."""
         self.earlier: Earlier | None = None

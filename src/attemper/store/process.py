@@ -22,6 +22,14 @@ ENDING_SIGNALS = ("SIGTERM", "SIGHUP")
 class Live(Protocol):
     """What is to be written before the process ends."""
 
+    @property
+    def target(self) -> object:
+        """Where it is written: the same of two that would write one file."""
+        ...
+
+    def give_way(self) -> None:
+        """Ends it with its watch: another of this process is to write there."""
+
     def hand_over(self, until: float) -> None:
         """Takes what its watch still holds, at ``until`` (monotonic) at the latest."""
 
@@ -50,6 +58,14 @@ def enter(live: Live) -> None:
             if number is not None and signal.getsignal(number) in (signal.SIG_DFL, _on_signal):
                 signal.signal(number, _on_signal)
                 _ours.add(number)
+
+
+def end_others(target: object) -> bool:
+    """Ends what this process writes to ``target``; whether there was anything."""
+    others = [live for live in _live if live.target == target]
+    for live in others:
+        live.give_way()
+    return bool(others)
 
 
 def leave(live: Live) -> None:

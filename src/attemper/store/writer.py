@@ -99,6 +99,8 @@ class Writer:
         """What the file held when it was opened."""
         self.source: weakref.WeakMethod[Callable[[float], object]] | None = None
         """Asked at the end of the process for the samples that were not handed over yet, until a moment (monotonic)."""
+        self.owner: weakref.WeakMethod[Callable[[], object]] | None = None
+        """Ends the watch that hands samples over."""
         self._told = refused is not None
         self._deadline: float | None = None
         self._patience = float("inf")
@@ -188,6 +190,19 @@ class Writer:
         if give is not None:
             with suppress(Exception):  # the others have their turn
                 give(until)
+
+    @property
+    def target(self) -> object:
+        """Where it is written: the same of two that would write one file; None for a history in memory."""
+        return None if self._opening is None else self._opening.target
+
+    def give_way(self) -> None:
+        """Ends it with its watch: another of this process is to write there."""
+        end = None if self.owner is None else self.owner()
+        if end is not None:
+            with suppress(Exception):  # it is the other's error
+                end()
+        self.close()
 
     def end(self, deadline: float) -> None:
         """Asks for the end, at ``deadline`` (monotonic) at the latest; returns at once."""
@@ -360,8 +375,9 @@ def open_writer(
 ) -> Writer:
     """The writer of this process' fragment of a run; None for a history in memory, bounded and thinned with age.
 
-    Where the disk takes no file now, one warning says so, and the history stays in memory until it does. Where the
-    folder holds something else, or has a live writer already, it stays there, and every sample counts as dropped.
+    A watch of this process that writes the same file is closed first, and one warning says so. Where the disk takes no
+    file now, one warning says so, and the history stays in memory until it does. Where the folder holds something else,
+    or another process writes it, it stays there, and every sample counts as dropped.
 
     Raises:
         InputError: the path is a file, or no path.
@@ -376,6 +392,11 @@ def open_writer(
     told = {"name": options.name, "tags": list(options.tags), "notes": options.notes}
     facts = {"bits": options.bits, **(about or {}), **{name: fact for name, fact in told.items() if fact}}
     opening = Opening(options, rank, versions)
+    if process.end_others(opening.target):
+        logger.warning(
+            "attemper: an earlier watch of this process wrote to %s. It has ended, and this one goes on in its place.",
+            clean_name(options.last_name),
+        )
     try:
         fragment, parts = opening.open()
     except Exception as error:  # whatever it is, training goes on
