@@ -76,7 +76,9 @@ class Columns:
             self.find(samples[rows[0]].sites)
             replaced[rows] = self.replaced
             values = np.stack([samples[row].values for row in rows])
-            places = np.array(rows)[:, None], np.arange(len(self))[self._places]
+            places = slice(None), self._places
+            if len(alike) > 1:
+                places = np.array(rows)[:, None], np.arange(len(self))[self._places]
             for name in found.keys() & set(names):
                 found[name][places] = values[:, names.index(name)]
         self.find(samples[-1].sites)

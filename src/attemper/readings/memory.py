@@ -78,10 +78,9 @@ class Memory:
 
     def first_full(self, stretch: Stretch, healthy: np.ndarray) -> int:
         """After so many samples of a stretch a baseline changes; more than there are if none does."""
-        if not len(self._first):
-            return len(healthy)
-        kept = self._kept + (stretch.present & healthy).cumsum(0)
-        full = np.flatnonzero(((kept >= FIRST) & (self._kept < FIRST)).any(1))
+        heads = np.flatnonzero(self._kept < FIRST) if len(self._first) else np.empty(0, np.int64)
+        kept = self._kept[heads] + (stretch.present & healthy)[:, heads].cumsum(0)
+        full = np.flatnonzero((kept >= FIRST).any(1))
         return int(full[0]) + 1 if len(full) else len(healthy)
 
     def settle(self, stretch: Stretch, healthy: np.ndarray) -> None:

@@ -61,6 +61,9 @@ class Episodes(NamedTuple):
 class RunJudge(Judge):
     """Judges whole runs; ``feed`` goes on from there."""
 
+    _together = FEWEST
+    """Samples that the next block has: few while baselines change."""
+
     def feed_all(self, samples: Iterable[Sample]) -> None:
         """As ``feed`` of each. The alarms are the same in every field."""
         for part in _parts(samples):
@@ -69,9 +72,9 @@ class RunJudge(Judge):
             self._feed_part(part)
 
     def _feed_part(self, part: Sequence[Sample]) -> None:
-        start, many = 0, FEWEST
+        start = 0
         while start < len(part) - 1:
-            here = part[start : min(start + many, len(part) - 1)]
+            here = part[start : min(start + self._together, len(part) - 1)]
             self._keep()
             heads = len(self._columns)
             for sites in {id(one.sites): one.sites for one in here}.values():
@@ -80,7 +83,8 @@ class RunJudge(Judge):
                 self._grow()
             with np.errstate(all="ignore"):
                 done = self._judge_together(here)
-            start, many = start + done, 2 * many if done == len(here) else FEWEST
+            start += done
+            self._together = min(MOST, 2 * self._together) if done == len(here) else FEWEST
         for sample in part[-1:]:
             self.feed(sample)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -31,7 +29,8 @@ class Stretch:
         self.values, self._steps = values, steps
         self.present = ~np.isnan(values)
         self._whole = bool(self.present.all())
-        self.before = self.present.cumsum(0) - self.present
+        rows = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
+        self.before = rows if self._whole else self.present.cumsum(0) - self.present
         """[samples, H] how many readings of the stretch a head has before each sample."""
         self._depth = len(recent)
         readings = self.readings_of(values, np.nan)
@@ -40,8 +39,9 @@ class Stretch:
         self.shape = readings.shape
         self.later_baseline = np.where(np.isnan(baseline), readings[0], baseline)
         """[H] after the first reading."""
-        self._baseline = np.repeat(self.later_baseline[None], len(readings), 0)
-        self._baseline[0] = baseline
+        self._baseline = np.broadcast_to(self.later_baseline, self.shape)
+        if np.isnan(baseline).any():
+            self._baseline = np.concatenate([baseline[None], self._baseline[1:]])
         self._centre = self._spread = np.broadcast_to(np.nan, self.shape)
         self._marks = self._marked_steps = np.empty((0, 0))
         self._due = np.zeros(self.shape, bool)
@@ -52,28 +52,29 @@ class Stretch:
         """Finds the readings that become earlier values."""
         self._now = mark(self._recent)
         at = self.readings_of(np.broadcast_to(self._steps[:, None], self.values.shape), np.nan)
-        self._due = self._find_due(at, steps[-2], spacing)
-        self._marked = np.concatenate([np.zeros((1, self.shape[1]), np.int64), self._due.cumsum(0)])
+        due, alike = self._find_due(at, steps[-2], spacing)
+        marked = np.concatenate([np.zeros((1, due.shape[1]), np.int64), due.cumsum(0)])
+        self._due, self._marked = due[:, alike], marked[:, alike]
         more = np.full((int(self._marked[-1].max(initial=0)), self.shape[1]), np.nan)
         self._marks, self._marked_steps = (np.concatenate([rows[:-1], more]) for rows in (marks, steps))
         row, head = np.nonzero(self._due)
         place = MARKS + self._marked[row, head], head
         self._marks[place], self._marked_steps[place] = self._now[row, head], at[row, head]
 
-    def _find_due(self, steps: Array, last: Array, spacing: Array) -> np.ndarray:
-        """Those at least ``spacing`` steps after the one before: the same of heads that are read at the same steps."""
-        found, known = np.zeros(steps.shape, bool), dict[Any, np.ndarray]()
-        for head in range(steps.shape[1]):
-            read = b"" if self._whole else self.present[:, head].tobytes()
-            key = read, last[head].tobytes(), spacing[head].tobytes()
-            if key not in known:
-                due, before, apart = np.zeros(len(steps), bool), float(last[head]), float(spacing[head])
-                for row, step in enumerate(steps[~np.isnan(steps[:, head]), head].tolist()):
-                    if not step - before < apart:  # NaN: the first
-                        due[row], before = True, step
-                known[key] = due
-            found[:, head] = known[key]
-        return found
+    def _find_due(self, steps: Array, last: Array, spacing: Array) -> tuple[np.ndarray, np.ndarray]:
+        """[readings, kinds] which stand at least ``spacing`` steps after the one before, and [H] the kind of each head:
+        heads that are read at the same steps are alike.
+        """
+        read = [b""] * len(last) if self._whole else [one.tobytes() for one in np.packbits(self.present, 0).T]
+        keys = list(zip(read, np.where(np.isnan(last), -np.inf, last).tolist(), spacing.tolist(), strict=True))
+        firsts = {key: head for head, key in reversed(list(enumerate(keys)))}
+        found = np.zeros((len(steps), len(firsts)), bool)
+        for kind, ((_, before, apart), head) in enumerate(firsts.items()):
+            for row, step in enumerate(steps[~np.isnan(steps[:, head]), head].tolist()):
+                if not step - before < apart:
+                    found[row, kind], before = True, step
+        order = {key: kind for kind, key in enumerate(firsts)}
+        return found, np.array([order[key] for key in keys], np.int64)
 
     def settle(self, centre: Array, spread: Array, calm: np.ndarray, healthy: np.ndarray | None) -> None:
         """Finds the settled stretch of each head, from which drift is measured.
@@ -82,7 +83,7 @@ class Stretch:
             centre, spread, calm: of the memory before.
             healthy: [samples, H]; None for a quantity from which no drift is measured.
         """
-        self._centre, self._spread = (np.repeat(one[None], self.shape[0], 0) for one in (centre, spread))
+        self._centre, self._spread = (np.broadcast_to(one, self.shape) for one in (centre, spread))
         self.settled = centre, spread, calm
         if healthy is None:
             return
@@ -95,8 +96,11 @@ class Stretch:
         tries &= np.arange(len(tries))[:, None] < committed
         row, head = np.nonzero(tries)
         found = settle(self._marks[marked[row, head] + np.arange(MARKS)[:, None], head])
-        centre, spread = centre.copy(), spread.copy()
-        for at in np.flatnonzero(~np.isnan(found[0])).tolist():
+        settled = np.flatnonzero(~np.isnan(found[0])).tolist()
+        if settled:
+            centre, spread = centre.copy(), spread.copy()
+            self._centre, self._spread = self._centre.copy(), self._spread.copy()
+        for at in settled:
             column = head[at]
             if np.isnan(centre[column]):
                 centre[column], spread[column] = found[0][at], found[1][at]
