@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import attemper
@@ -88,10 +88,15 @@ def test_a_copy_that_shares_hooks_and_runs_in_another_thread_is_left_alone() -> 
 
 
 def test_a_name_that_no_encoding_holds_is_written_as_its_escape(tmp_path: Path) -> None:
-    model = nn.Sequential()
-    model.add_module("a\ud800", nn.MultiheadAttention(8, 2, batch_first=True))
-    model.forward = lambda x: model[0](x, x, x)[0]
-    x = torch.randn(2, 5, 8)
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module("a\ud800", nn.MultiheadAttention(8, 2, batch_first=True))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.get_submodule("a\ud800")(x, x, x)[0]
+
+    model, x = Named(), torch.randn(2, 5, 8)
     scan = attemper.scan(model, [x])
     assert [site.name for site in scan.sites] == ["a\\ud800"]
     scan.save(tmp_path / "scan.json")

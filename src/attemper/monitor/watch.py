@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch import nn
 
@@ -221,7 +221,7 @@ class Watch(TapReceiver):
         held = self._first.waiting if self._first is not None else 0
         self._recorder.forget(held + int(self._due and self._keeps))
 
-    def step(self, step: int | None = None) -> None:
+    def step(self, step: SupportsIndex | None = None) -> None:
         """Ends a training step: all forward passes since the last one, up to 16 where it is the first. The next
         ``every``-th step is sampled. Without this call, forward passes are the steps.
 
@@ -234,8 +234,8 @@ class Watch(TapReceiver):
             InputError: ``step`` is not a whole number; or after the first sampled step: the ranks that ``reduce=`` is
                 to merge do not hold the same part of the model.
         """
+        number = None if step is None else index_of(step)
         if step is not None:
-            number = index_of(step)
             if number is None or abs(number) > MOST:
                 raise InputError(
                     f"watch.step(step) must be an int of 64 bits, the loop's own number of a step, got {step!r:.60}."
@@ -244,7 +244,7 @@ class Watch(TapReceiver):
         if not self._stepping and self._first is None:
             warnings.warn(LATE_STEP.format(self.passes), stacklevel=2)
         period = self._collector.period
-        self._end_step(step)
+        self._end_step(number)
         if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
             self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
             self._record()
