@@ -141,7 +141,7 @@ def check_header(name: str, header: object, form: str, version: int, *, what: st
     """
     if not isinstance(header, dict) or header.get("format") != form:
         raise InputError(f"{name} is a safetensors file, but no {what}: {writer} writes one.")
-    if header.get("version") != version:
+    if isinstance(header.get("version"), bool) or header.get("version") != version:
         raise InputError(
             f"{name} is of version {header.get('version')!r:.20} of the format; this attemper reads version {version}. "
             "Read it with the attemper that wrote it, or a newer one."

@@ -448,3 +448,21 @@ def test_no_verb_of_runs_loads_torch(folder: Path) -> None:
         "    assert 'torch' not in sys.modules, arguments\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+
+
+def test_one_bad_run_leaves_the_others_in_the_list(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path) -> None:
+        if path.name == "a":
+            raise KeyError("something nobody thought of")
+        return opened(path)
+
+    opened = attemper.open_run
+    whole = json.loads(command("runs", str(folder), "--json")[1])["runs"]
+    monkeypatch.setattr("attemper.store.folder.open_run", broken)
+    code, out, _ = command("runs", str(folder), "--json")
+    found = json.loads(out)["runs"]
+    assert code == 0
+    assert [one["path"] for one in found] == [one["path"] for one in whole]
+    assert [one["error"] for one in found if one["path"] == "a"] == ["KeyError: 'something nobody thought of'"]

@@ -308,6 +308,7 @@ def test_a_column_may_stand_elsewhere(tmp_path: Path):
     ("fields", "message"),
     [
         ({"version": 2}, "of version 2 of the format; this attemper reads version 1. Read it with the attemper that"),
+        ({"version": True}, "of version True of the format; this attemper reads version 1"),
         ({"format": "other"}, "is a safetensors file, but no reading: Scan.save writes one"),
         ({"unfinished": True}, "is a shard under way, not a whole one"),
         ({"segments": []}, "is damaged: its header names no shards"),

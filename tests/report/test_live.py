@@ -245,3 +245,15 @@ def test_the_page_tells_of_new_samples_and_of_a_run_that_is_gone(
     context.close()
     assert troubles == []
     assert set(requests) == {server.url, f"{server.url}state"}
+
+
+def test_an_error_of_any_kind_is_answered_and_prints_no_traceback(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> Look:
+        raise KeyError("something nobody thought of")
+
+    monkeypatch.setattr(server._source, "look", broken)
+    for route in ("", "state"):
+        assert ask(server, f"/{server.token}/{route}") == (500, "Internal Server Error\n")
+    assert capfd.readouterr() == ("", "")

@@ -68,9 +68,10 @@ def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
                 "alarms": len(run.alarms()) if alarms and len(steps) else None,
                 "error": None,
             }
-    except (InputError, MissingExtraError) as error:
+    except Exception as error:  # a list shows the other runs, whatever is wrong with one
         row |= dict.fromkeys(("name", "model", "samples", "first_step", "last_step", "alarms")) | {"live": False}
-        row["error"] = str(error)
+        ours = isinstance(error, InputError | MissingExtraError)
+        row["error"] = str(error) if ours else f"{type(error).__name__}: {error}"
     return row | {"written": date_of(files.written)}
 
 

@@ -78,6 +78,8 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
             raise InputError(
                 f"explain({name}) must be a fingerprint, of attemper.fingerprint, got {type(one).__name__}."
             )
+        if not one.sites:
+            raise InputError(f"explain({name}) has no attention site: nothing was seen of its model.")
     padding = other_padding(a, b)
     if padding is not None:
         site, words = clean_name(a.sites[0].name), f"padding at all sites, visible keys: {padding}."

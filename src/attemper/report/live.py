@@ -163,10 +163,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         route = self._route()
-        if route == "":
-            self._send(HTTPStatus.OK, "text/html; charset=utf-8", self._served.page())
-        elif route == "state":
-            self._send(HTTPStatus.OK, "application/json", json.dumps(asdict(self._served.look())))
+        try:
+            if route == "":
+                kind, body = "text/html; charset=utf-8", self._served.page()
+            elif route == "state":
+                kind, body = "application/json", json.dumps(asdict(self._served.look()))
+            else:
+                return
+        except Exception:  # whatever a damaged file made go wrong: the reader gets an answer, the terminal no traceback
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR)
+        else:
+            self._send(HTTPStatus.OK, kind, body)
 
     do_HEAD = do_GET
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from attemper.readings.calls import apart
 from attemper.readings.labels import JOINED
 from attemper.readings.sample import SiteLabel
-from attemper.store.schema import Tables
+from attemper.store.schema import Tables, read_about
 from attemper.text import call_of, clean_name, count
 
 
@@ -28,7 +27,7 @@ class Earlier:
 
     @classmethod
     def of(cls, tables: Tables, last_step: int) -> Earlier:
-        about = {name: json.loads(value) for name, value in tables.rows("SELECT name, value FROM about")}
+        about = read_about(tables)
         heads = {(name, kind): heads for name, kind, heads in tables.rows("SELECT name, kind, heads FROM site")}
         covered = tables.rows("SELECT name, mode, reason FROM coverage")
         expected = {_module(name) for name, _, _ in covered}

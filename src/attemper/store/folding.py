@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,11 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
+from attemper.documents import COUNT, check_document, parse_json
 from attemper.errors import InputError
 from attemper.readings.sample import Sample
 from attemper.store import pyramid
 from attemper.store.chunk import COUNTS, pack, round_bits, unpack
-from attemper.store.schema import Row
+from attemper.store.schema import DAMAGED, LATEST, Row
 
 CHUNK = 128
 """Samples that are folded at a time."""
@@ -55,14 +55,26 @@ def layouts(ask: Callable[[str], Iterable[Row]]) -> dict[int, Layout]:
     """Every layout of a file; ``ask`` is ``Tables.rows``, or a connection's ``execute``."""
     heads = dict(ask("SELECT id, heads FROM site"))
     rows = ask("SELECT id, statistics, sites FROM layout")
-    return {number: _layout(json.loads(statistics), json.loads(sites), heads) for number, statistics, sites in rows}
+    return {number: _layout(_numbers(statistics), _numbers(sites), heads) for number, statistics, sites in rows}
+
+
+def _numbers(text: str) -> list[int]:
+    return check_document(parse_json(text, f"{DAMAGED} a layout"), [COUNT], "a layout of the run")
 
 
 def moments(ask: Callable[[str], Iterable[Row]]) -> np.ndarray:
     """[samples] of ``MOMENT``, by id. A chunk has those of its samples in one piece: rows by the thousand take long."""
     cold = b"".join(data for (data,) in ask("SELECT moments FROM chunk ORDER BY first"))
     hot = "SELECT * FROM sample WHERE id >= (SELECT coalesce(max(first + span), 0) FROM chunk) ORDER BY id"
-    return np.concatenate([np.frombuffer(cold, MOMENT), np.array(list(ask(hot)), MOMENT)])
+    if len(cold) % MOMENT.itemsize:
+        raise InputError(f"{DAMAGED} a chunk has half a sample.")
+    found = np.concatenate([np.frombuffer(cold, MOMENT), np.array(list(ask(hot)), MOMENT)])
+    ids, times = found["id"], found["time"]
+    if not ((ids >= 0).all() and (ids < 1 << 53).all() and (np.diff(ids) > 0).all() and (found["tokens"] >= 0).all()):
+        raise InputError(f"{DAMAGED} its samples are out of order.")
+    if not ((times >= 0) & (times < LATEST)).all():
+        raise InputError(f"{DAMAGED} a time is none.")
+    return found
 
 
 def add_chunk(connection: sqlite3.Connection, first: int, span: int) -> None:
@@ -75,12 +87,12 @@ def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -
     places, start = {}, 0
     repeated = len(set(sites)) < len(sites) or len(set(statistics)) < len(statistics)
     if repeated or not all(site in heads and 0 <= heads[site] <= MOST_HEADS for site in sites):
-        raise InputError("the run cannot be read: its file is damaged, a layout is impossible.")
+        raise InputError(f"{DAMAGED} a layout is impossible.")
     for site in sites:
         places[site] = slice(start, start + heads[site])
         start += heads[site]
     if start > MOST_HEADS:
-        raise InputError(f"the run cannot be read: its file is damaged, a sample claims too many heads: {start:,}.")
+        raise InputError(f"{DAMAGED} a sample claims too many heads: {start:,}.")
     return Layout(statistics, places)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attemper.documents import COUNT, Row, check_document, parse_json
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.folding import CHUNK
@@ -40,6 +41,18 @@ KEY = b"attemper"
 NAME = re.compile(r"fragment-(?P<rank>\d+)-(?P<began>\d{16,})-(?P<first>\d{9,})\.parquet")
 """Of a part: rank, when its segment began (microseconds since 1970), its first sample there."""
 _SEGMENT = ("first_sample", "first_step", "began", "rank", "process", "versions")
+_FACTS = {
+    "segment": {
+        **dict.fromkeys(("first_sample", "rank", "process"), COUNT),
+        "first_step": (int, None),
+        "began": float,
+        "versions": str,
+    },
+    "about": {str: object},
+    "coverage": [Row(str, str, str, (str, None))],
+    "lost": [Row((int, None), float, COUNT, (str, None))],
+}
+"""Of the metadata of a file, of any version."""
 _LABEL = tuple(part.name for part in fields(SiteLabel) if part.name not in ("heads", "first_head"))
 _MOMENT = ("sample", "step", "time", "tokens")
 
@@ -228,15 +241,16 @@ def _read(target: Target, name: str) -> pyarrow.Table:
 
 def _check(table: pyarrow.Table, name: str) -> dict[str, Any]:
     """What a part tells of itself."""
-    facts = json.loads((table.schema.metadata or {}).get(KEY, b"null"))
+    facts = parse_json((table.schema.metadata or {}).get(KEY, b"null"), f"{clean_name(name)} is damaged: its metadata")
     if facts is None or not {*_MOMENT, *_LABEL, "head"} <= set(table.column_names) or not len(table):
         raise InputError(f"{clean_name(name)} is no part of an attemper run.")
+    check_document(facts, {"version": COUNT}, f"{clean_name(name)} is damaged: its metadata")
     if facts["version"] > PART_VERSION:
         raise InputError(
             f"{clean_name(name)} was written by a newer attemper: its version is {facts['version']}, and this one "
             f"reads up to {PART_VERSION}. Upgrade attemper: pip install --upgrade attemper."
         )
-    return facts
+    return check_document(facts, _FACTS, f"{clean_name(name)} is damaged: its metadata")
 
 
 def _samples(table: pyarrow.Table) -> Iterator[Sample]:

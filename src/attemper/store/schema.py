@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sqlite3
 import weakref
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from attemper.documents import COUNT, check_document, parse_json
 from attemper.errors import InputError
 from attemper.text import clean_name
 
@@ -70,6 +72,21 @@ MIGRATIONS = (
 """What brings a file from version i to i + 1. A migration that was released is never changed: the next one is added."""
 VERSION = len(MIGRATIONS)
 
+DAMAGED = "the run cannot be read: its file is damaged,"
+"""How messages begin about what a file says."""
+_COLUMNS = {
+    name: ({"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes}[kind], bool(never_null))
+    for name, kind, never_null in re.findall(
+        r"(\w+) (TEXT|INTEGER|REAL|BLOB)( NOT NULL| PRIMARY KEY)?", " ".join(MIGRATIONS)
+    )
+}
+"""Of the tables, by name: the type of their cells, to which SQLite itself does not hold them, and whether all have one.
+"""
+_MAY_BE_NULL = {"step", "reason", "nonfinite_rows", "max_logit"}
+_SIGNED = {"step", "first_step", "nonfinite_rows", "exact"}
+LATEST = 253_402_300_800.0
+"""The end of the year 9999 in seconds since 1970: no date is told beyond."""
+
 FORKED = "this history was opened before the process was forked: open the run again here."
 
 Row = tuple[Any, ...]
@@ -84,6 +101,21 @@ _open: weakref.WeakSet[_Connection] = weakref.WeakSet()
 
 class NotARunError(InputError):
     """A file is something else, damaged, or of a newer version."""
+
+
+def _check_cells(names: Sequence[str], rows: Sequence[Row]) -> None:
+    """Raises InputError if a cell of an answer is not of the type that its column was declared with."""
+    for name, cells in zip(names, zip(*rows, strict=True), strict=False):
+        kind, never_null = _COLUMNS.get(name, (None, False))
+        if kind is None:
+            continue
+        found = {*map(type, cells)} - ({kind} if never_null and name not in _MAY_BE_NULL else {kind, type(None)})
+        if found or (
+            kind is int and name not in _SIGNED and min((one for one in cells if one is not None), default=0) < 0
+        ):
+            raise InputError(f"{DAMAGED} {name} is not what it can be.")
+        if name in ("time", "began") and not all(0 <= one < LATEST for one in cells):
+            raise InputError(f"{DAMAGED} a time is none.")
 
 
 class Tables:
@@ -103,11 +135,14 @@ class Tables:
         self._check_process()
         try:
             with self._lock:
-                return self._connection.execute(question, parameters).fetchall()
+                answer = self._connection.execute(question, parameters)
+                found = answer.fetchall()
         except sqlite3.ProgrammingError as error:
             raise InputError(f"the run was closed: open it again with attemper.open_run. ({error})") from error
         except sqlite3.Error as error:
             raise InputError(f"the run cannot be read: {error}.") from error
+        _check_cells([name for name, *_ in answer.description or ()], found)
+        return found
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -142,6 +177,28 @@ class Tables:
         """A copy of the process has copies of locks that nobody will ever give back."""
         if os.getpid() != self._process:
             raise InputError(FORKED)
+
+
+_ABOUT = {
+    "fewest_keys?": (COUNT, None),
+    "limits?": ({"sites?": ({str: {str: object}}, None)}, None),
+    "thinned?": ({"until_step": int, "largest_spacing": COUNT}, None),
+    "unnumbered?": ([int], None),
+    "tags?": ([str], None),
+    "name?": (str, None),
+    "notes?": (str, None),
+}
+
+
+def read_about(tables: Tables) -> dict[str, Any]:
+    """What was noted of the run.
+
+    Raises:
+        InputError: it is no JSON, or something of it that is used is of another type.
+    """
+    rows = tables.rows("SELECT name, value FROM about")
+    about = {name: parse_json(value, f"{DAMAGED} {clean_name(name)}") for name, value in rows}
+    return check_document(about, _ABOUT, "what the run says of itself")
 
 
 def open_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -12,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attemper.documents import check_document, parse_json
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
 from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.folding import MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
 from attemper.store.place import UNNOTED, lost_beside
-from attemper.store.schema import Tables
+from attemper.store.schema import DAMAGED, Tables, read_about
 
 Array = np.ndarray
 Hot = tuple[int, Layout, Array]
@@ -122,7 +122,7 @@ class FragmentReader:
 
     @property
     def about(self) -> dict[str, Any]:
-        return {name: json.loads(value) for name, value in self._tables.rows("SELECT name, value FROM about")}
+        return read_about(self._tables)
 
     @property
     def statistics(self) -> dict[str, int]:
@@ -146,7 +146,8 @@ class FragmentReader:
         for number, rank, began, process, versions in rows:
             steps = moments["step"][moments["segment"] == number]
             ends = (int(steps[0]), int(steps[-1])) if len(steps) else (None, None)
-            found.append(Segment(rank, began, process, json.loads(versions), len(steps), *ends))
+            told = check_document(parse_json(versions, f"{DAMAGED} versions"), {str: str}, "versions of the run")
+            found.append(Segment(rank, began, process, told, len(steps), *ends))
         return found
 
     @property
@@ -172,6 +173,14 @@ class FragmentReader:
             self._read = moments(self._tables.rows)
             self._kept = self._not_replaced(self._read)
             self._layouts, self._held = layouts(self._tables.rows), {}
+            if not set(np.unique(self._read["layout"]).tolist()) <= self._layouts.keys():
+                raise InputError(f"{DAMAGED} a sample has no layout.")
+            keys, names = {site: label.key for label, site in self._places}, {*self.statistics.values()}
+            for layout in self._layouts.values():
+                if not names.issuperset(layout.statistics) or len({keys[site] for site in layout.sites}) < len(
+                    layout.sites
+                ):
+                    raise InputError(f"{DAMAGED} a layout has unknown statistics, or a site twice.")
         return self._kept
 
     @property
@@ -264,9 +273,7 @@ class FragmentReader:
             self._hot_of = self._state, span
             self._hot_rows = [(sample, self._layouts[one], np.frombuffer(data, "<f4")) for sample, one, data in rows]
             if any(data.size != layout.heads * len(layout.statistics) for _, layout, data in self._hot_rows):
-                raise InputError(
-                    "the run cannot be read: its file is damaged, a sample has not the heads of its sites."
-                )
+                raise InputError(f"{DAMAGED} a sample has not the heads of its sites.")
         return self._hot_rows
 
     def pairs(self, statistic: str, key: SiteKey) -> list[Pair]:
@@ -285,10 +292,10 @@ class FragmentReader:
         parts = [unpack(numbers) for (numbers,) in self._tables.rows(question, (*pair, *span))]
         samples = self._holding(pair, span[0])[: sum(map(len, parts))]
         if sum(map(len, parts)) != len(samples):
-            raise InputError("the run cannot be read: its file is damaged, some of its samples have no number.")
+            raise InputError(f"{DAMAGED} some of its samples have no number.")
         heads = next((one.sites[pair[1]] for one in self._layouts.values() if pair in one.pairs), slice(0, 0))
         if any(part.shape[1] != heads.stop - heads.start for part in parts):
-            raise InputError("the run cannot be read: its file is damaged, a block has not the heads of its site.")
+            raise InputError(f"{DAMAGED} a block has not the heads of its site.")
         hot = [one for one in self._hot(span) if pair in one[1].pairs]
         for _, layout, values in hot:
             row, heads = layout.pairs[pair]
