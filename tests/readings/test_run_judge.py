@@ -12,7 +12,7 @@ import pytest
 from attemper.readings.alarms import KINDS
 from attemper.readings.judge import Judge
 from attemper.readings.run_judge import RunJudge
-from attemper.readings.sample import Sample
+from attemper.readings.sample import Sample, Samples
 from tests.support.runs import collapsing, restless, with_gaps
 from tests.support.samples import sites
 
@@ -23,7 +23,7 @@ def agree(taken: Iterable[Sample], limits: dict[str, Any] | None = None, fewest_
     one, all_ = Judge(limits, fewest_keys), RunJudge(limits, fewest_keys)
     for sample in taken:
         one.feed(sample)
-    all_.feed_all(taken)
+    all_.feed_all(map(Samples.of, taken))
     compare(one, all_)
     return one
 
@@ -112,7 +112,7 @@ def test_a_judge_of_runs_goes_on_sample_by_sample_and_with_more_of_them() -> Non
     one, all_ = Judge(), RunJudge()
     at = 0
     for many in (1, 2, 40, 3, 90, 17):
-        all_.feed_all(taken[at : at + many])
+        all_.feed_all(map(Samples.of, taken[at : at + many]))
         for sample in taken[at : at + many]:
             one.feed(sample)
         compare(one, all_)

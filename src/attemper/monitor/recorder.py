@@ -278,7 +278,7 @@ class Recorder:
             moments = between(ranks.moments[0], None, step)
             if len(moments) > MOST_JUDGED:
                 moments = np.concatenate([moments[:FIRST_JUDGED], moments[FIRST_JUDGED - MOST_JUDGED :]])
-            judge.feed_all(ranks.samples([moments], JUDGED))
+            judge.feed_all(ranks.blocks([moments], JUDGED))
 
     @contextmanager
     def _earlier(self) -> Iterator[Ranks]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from attemper.readings.calls import apart, first_call
 from attemper.readings.laws import Array
-from attemper.readings.sample import Sample, SiteKey, SiteLabel
+from attemper.readings.sample import Sample, Samples, SiteKey, SiteLabel
 
 
 class Columns:
@@ -65,23 +65,25 @@ class Columns:
         found[self._places] = sample.of(quantity)
         return found
 
-    def spread_all(self, samples: Sequence[Sample], quantities: Iterable[str]) -> tuple[dict[str, Array], np.ndarray]:
+    def spread_all(self, blocks: Sequence[Samples], quantities: Iterable[str]) -> tuple[dict[str, Array], np.ndarray]:
         """Name -> [samples, H] as ``spread``, and [samples, H] ``replaced``, of samples whose sites were all found."""
-        found = {name: np.full((len(samples), len(self)), np.nan) for name in quantities}
-        replaced = np.zeros((len(samples), len(self)), bool)
+        ends = np.cumsum([len(block.steps) for block in blocks])
+        found = {name: np.full((int(ends[-1]), len(self)), np.nan) for name in quantities}
+        replaced = np.zeros((int(ends[-1]), len(self)), bool)
         alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
-        for row, sample in enumerate(samples):
-            alike.setdefault((id(sample.sites), sample.quantities), []).append(row)
-        for (_, names), rows in alike.items():
-            self.find(samples[rows[0]].sites)
+        for place, block in enumerate(blocks):
+            alike.setdefault((id(block.sites), block.quantities), []).append(place)
+        for (_, names), places in alike.items():
+            self.find(blocks[places[0]].sites)
+            rows = np.concatenate([np.arange(ends[one] - len(blocks[one].steps), ends[one]) for one in places])
             replaced[rows] = self.replaced
-            values = np.stack([samples[row].values for row in rows])
-            places = slice(None), self._places
+            values = np.concatenate([blocks[one].values for one in places], 1)
+            where = slice(None), self._places
             if len(alike) > 1:
-                places = np.array(rows)[:, None], np.arange(len(self))[self._places]
+                where = rows[:, None], np.arange(len(self))[self._places]
             for name in found.keys() & set(names):
-                found[name][places] = values[:, names.index(name)]
-        self.find(samples[-1].sites)
+                found[name][where] = values[names.index(name)]
+        self.find(blocks[-1].sites)
         return found, replaced
 
     def heads(self, column: int) -> slice:

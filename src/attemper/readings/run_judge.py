@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from attemper.readings.judge import (
 )
 from attemper.readings.laws import LAWS, Array
 from attemper.readings.reading import Alarm
-from attemper.readings.sample import Sample
+from attemper.readings.sample import Samples
 from attemper.readings.stretch import Stretch
 
 FEWEST, MOST = 16, 4096
@@ -64,17 +65,18 @@ class RunJudge(Judge):
     _together = FEWEST
     """Samples that the next block has: few while baselines change."""
 
-    def feed_all(self, samples: Iterable[Sample]) -> None:
-        """As ``feed`` of each. The alarms are the same in every field."""
-        for part in _parts(samples):
-            while part and self.step is not None and part[0].step <= self.step:
-                self.feed(part.pop(0))  # the loop went back, or a step had two passes
+    def feed_all(self, blocks: Iterable[Samples]) -> None:
+        """As ``feed`` of each sample. The alarms are the same in every field."""
+        for part in _parts(blocks):
+            while part and self.step is not None and part[0].steps[0] <= self.step:
+                self.feed(next(part[0].each()))  # the loop went back, or a step had two passes
+                part = _cut(part, 1, _many(part))
             self._feed_part(part)
 
-    def _feed_part(self, part: Sequence[Sample]) -> None:
-        start = 0
-        while start < len(part) - 1:
-            here = part[start : min(start + self._together, len(part) - 1)]
+    def _feed_part(self, part: Sequence[Samples]) -> None:
+        start, last = 0, _many(part) - 1
+        while start < last:
+            here = _cut(part, start, min(start + self._together, last))
             self._keep()
             heads = len(self._columns)
             for sites in {id(one.sites): one.sites for one in here}.values():
@@ -84,11 +86,11 @@ class RunJudge(Judge):
             with np.errstate(all="ignore"):
                 done = self._judge_together(here)
             start += done
-            self._together = min(MOST, 2 * self._together) if done == len(here) else FEWEST
-        for sample in part[-1:]:
-            self.feed(sample)
+            self._together = min(MOST, 2 * self._together) if done == _many(here) else FEWEST
+        for block in _cut(part, last, last + 1):
+            self.feed(next(block.each()))
 
-    def _judge_together(self, samples: Sequence[Sample]) -> int:
+    def _judge_together(self, samples: Sequence[Samples]) -> int:
         """Judges the first samples, up to the one that changes a baseline; how many these are."""
         block = self._block(samples)
         trained = (block.near == 0)[:, None]
@@ -101,8 +103,8 @@ class RunJudge(Judge):
                     memory.first_full(block.stretches[name], healthy & trained)
                     for name, memory in self._memories.items()
                 )
-                if done < len(samples):
-                    return self._judge_together(samples[:done])
+                if done < len(healthy):
+                    return self._judge_together(_cut(samples, 0, done))
                 for name, memory in self._memories.items():
                     memory.settle(block.stretches[name], healthy & trained)
             whole = followed.get(kind.part_of)
@@ -114,12 +116,12 @@ class RunJudge(Judge):
         self._conclude(block, followed, healthy)
         for name, memory in self._memories.items():
             memory.keep(block.stretches[name], healthy & trained, int(block.steps[-1]))
-        return len(samples)
+        return len(healthy)
 
-    def _block(self, samples: Sequence[Sample]) -> Block:
+    def _block(self, samples: Sequence[Samples]) -> Block:
         found, replaced = self._columns.spread_all(samples, (*self._memories, *COUNTS, *BESIDE))
-        steps = np.array([sample.step for sample in samples], float)
-        near = np.zeros(len(samples), np.int64)
+        steps = np.array([step for block in samples for step in block.steps], float)
+        near = np.zeros(len(steps), np.int64)
         if self._before.untrained:
             training, entropies = self._columns.in_training, found[UNIFORM.quantity]
             near = ((entropies > self._bounds[UNIFORM.name]) & training).sum(1)
@@ -203,25 +205,46 @@ class RunJudge(Judge):
         kept[LATEST] = figures[:, -1]
 
 
-def _parts(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+def _parts(blocks: Iterable[Samples]) -> Iterator[list[Samples]]:
     """Samples that may be judged together: of no head two at one step, and none that goes back."""
-    part: list[Sample] = []
-    for sample in samples:
-        most = min(MOST, 1 + MOST_NUMBERS // max(1, sample.values.shape[1]))
-        if part and (len(part) >= most or sample.step < part[-1].step or _meets(sample, part)):
-            yield part
-            part = []
-        part.append(sample)
+    part: list[Samples] = []
+    for block in blocks:
+        most = min(MOST, 1 + MOST_NUMBERS // max(1, block.values.shape[2]))
+        edges = {*range(0, len(block.steps), most), *(np.flatnonzero(np.diff(block.steps) <= 0) + 1).tolist()}
+        for start, end in pairwise(sorted({*edges, len(block.steps)})):
+            piece = block.cut(start, end)
+            if part and (
+                _many(part) + end - start > most or piece.steps[0] < part[-1].steps[-1] or _meets(piece, part)
+            ):
+                yield part
+                part = []
+            part.append(piece)
     if part:
         yield part
 
 
-def _meets(sample: Sample, part: Sequence[Sample]) -> bool:
+def _many(part: Sequence[Samples]) -> int:
+    return sum(len(block.steps) for block in part)
+
+
+def _cut(part: Sequence[Samples], start: int, end: int) -> list[Samples]:
+    """Of a part the samples from ``start`` on and before ``end``."""
+    found, first = list[Samples](), 0
+    for block in part:
+        here = max(start - first, 0), min(end - first, len(block.steps))
+        if here[0] < here[1]:
+            found.append(block.cut(*here))
+        first += len(block.steps)
+    return found
+
+
+def _meets(block: Samples, part: Sequence[Samples]) -> bool:
     """Whether another sample of the same step has one of its sites."""
+    here = {site.key for site in block.sites} if part[-1].steps[-1] == block.steps[0] else set()
     for other in reversed(part):
-        if other.step != sample.step:
+        if other.steps[-1] != block.steps[0]:
             return False
-        if not sample.places.keys().isdisjoint(other.places):
+        if not here.isdisjoint(site.key for site in other.sites):
             return True
     return False
 

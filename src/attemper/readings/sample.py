@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from attemper.checks import one_of
 from attemper.errors import InputError
@@ -144,6 +144,35 @@ class Sample:
         import numpy as np
 
         return np.full(self.values.shape[1], np.nan, np.float32)
+
+
+class Samples(NamedTuple):
+    """Neighbouring samples of the same sites and quantities."""
+
+    steps: list[int]
+    times: list[float]
+    tokens: list[int]
+    sites: tuple[SiteLabel, ...]
+    quantities: tuple[str, ...]
+    values: np.ndarray
+    """[quantities, samples, heads]"""
+
+    @classmethod
+    def of(cls, sample: Sample) -> Samples:
+        """One sample."""
+        times = [sample.step], [sample.time], [sample.tokens]
+        return cls(*times, sample.sites, sample.quantities, sample.values[:, None])
+
+    def cut(self, start: int, end: int) -> Samples:
+        """Those from ``start`` on and before ``end``."""
+        here = slice(start, end)
+        times = self.steps[here], self.times[here], self.tokens[here]
+        return Samples(*times, self.sites, self.quantities, self.values[:, here])
+
+    def each(self) -> Iterator[Sample]:
+        """One after another."""
+        for row, (step, time, tokens) in enumerate(zip(self.steps, self.times, self.tokens, strict=True)):
+            yield Sample(step, time, self.sites, self.quantities, self.values[:, row], tokens)
 
 
 def _places(sites: tuple[SiteLabel, ...]) -> Iterator[tuple[SiteKey, slice]]:

@@ -72,7 +72,7 @@ def split_counts(sample: Sample) -> Sample:
 
 
 def join_counts(quantities: tuple[str, ...], values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """[quantities, heads] without the rests of counts, which go back to their counts, in float64."""
+    """[quantities, ..., heads] without the rests of counts, which go back to their counts, in float64."""
     rests = [name for name in quantities if name.endswith(REST)]
     if not rests:
         return quantities, values

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
+from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteLabel
 from attemper.store.chunk import REST
 from attemper.store.series import FragmentReader, Lost, Segment, between
 
@@ -162,6 +162,13 @@ class Ranks:
         for _, group in groupby(merge(*steps, key=itemgetter(0)), key=itemgetter(0)):
             for passes in zip_longest(*(samples for _, samples in group)):
                 yield _join_samples([sample for sample in passes if sample is not None], split)
+
+    def blocks(self, moments: Sequence[Array], names: Container[str] = QUANTITIES) -> Iterator[Samples]:
+        """As ``samples``; of one rank, neighbours with the same sites together."""
+        if len(self.readers) == 1:
+            yield from self.readers[0].blocks(moments[0], names)
+        else:
+            yield from map(Samples.of, self.samples(moments, names))
 
 
 def _join_samples(samples: Sequence[Sample], split: Mapping[SiteKey, SiteLabel]) -> Sample:

@@ -13,7 +13,7 @@ import numpy as np
 
 from attemper.documents import check_document, parse_json
 from attemper.errors import InputError
-from attemper.readings.sample import QUANTITIES, Sample, SiteKey, SiteLabel
+from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteLabel
 from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.folding import MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
@@ -223,6 +223,11 @@ class FragmentReader:
 
     def samples(self, moments: Array, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
         """Of each of ``moments`` the statistics of these names that it holds."""
+        for block in self.blocks(moments, names):
+            yield from block.each()
+
+    def blocks(self, moments: Array, names: Container[str] = QUANTITIES) -> Iterator[Samples]:
+        """The same, neighbours with the same sites together."""
         known = {number: name for name, number in self.statistics.items() if name.removesuffix(REST) in names}
         labels = {site: label for label, site in self._places}
         told: dict[int, tuple[tuple[SiteLabel, ...], tuple[str, ...]]] = {}
@@ -236,14 +241,18 @@ class FragmentReader:
                 layout = self._layouts[one]
                 held = tuple(known[number] for number in layout.statistics if number in known)
                 told[one] = tuple(labels[site] for site in layout.sites), held
-            places = (block[name].tolist() for name in ("layout", "step", "time", "tokens"))
-            for number, step, moment, tokens in zip(*places, strict=True):
+            read = dict.fromkeys(numbers, 0)
+            edges = np.flatnonzero(np.diff(block["layout"])) + 1
+            for alike in np.split(block, edges):
+                number, many = int(alike["layout"][0]), len(alike)
                 sites, held = told[number]
-                quantities, values = join_counts(held, next(numbers[number]))
-                yield Sample(step, moment, sites, quantities, values, tokens)
+                values = np.moveaxis(numbers[number][read[number] : read[number] + many], 1, 0)
+                read[number] += many
+                steps, times, tokens = (alike[name].tolist() for name in ("step", "time", "tokens"))
+                yield Samples(steps, times, tokens, sites, *join_counts(held, values))
 
-    def _numbers(self, block: Array, layout: int, known: Container[int]) -> Iterator[Array]:
-        """[statistics, heads] of each sample of a block that has this layout."""
+    def _numbers(self, block: Array, layout: int, known: Container[int]) -> Array:
+        """[samples, statistics, heads] of those of a block that have this layout."""
         moments, sites = block[block["layout"] == layout], self._layouts[layout].sites
         statistics = [number for number in self._layouts[layout].statistics if number in known]
         found = np.full((len(moments), len(statistics), self._layouts[layout].heads), np.nan, np.float32)
@@ -252,7 +261,7 @@ class FragmentReader:
             for row, statistic in enumerate(statistics):
                 series = self.series((statistic, site), span)
                 found[:, row, heads] = _align(moments["id"], rows, len(rows), [series])
-        return iter(found)
+        return found
 
     def _span(self, moments: Array) -> tuple[int, int]:
         return self.span(int(moments["id"][0]), int(moments["id"][-1])) if len(moments) else (0, -1)

@@ -69,7 +69,7 @@ class Verdict:
             start = len(self._seen[0]) if len(now) == len(self._seen) == 1 else 0
             if self._judge is None or not start or not np.array_equal(now[0][:start], self._seen[0]):
                 self._judge, start = self._new(), 0
-            self._judge.feed_all(self._ranks.samples([moments[start:] for moments in now], JUDGED))
+            self._judge.feed_all(self._ranks.blocks([moments[start:] for moments in now], JUDGED))
             self._seen = now
         return self._judge
 
