@@ -87,25 +87,29 @@ def layers(folder: Path) -> Path:
     return folder / "0.safetensors"
 
 
+def _use(*_: object) -> None:
+    """Takes what a user looks at: it was made, and that is all."""
+
+
 def read_reading(path: Path) -> None:
     scan = attemper.load_scan(path)
-    str(scan), scan.to_json(), str(attemper.compare(scan, scan)), scan.to_html(path.with_suffix(".html"))
+    _use(str(scan), scan.to_json(), str(attemper.compare(scan, scan)), scan.to_html(path.with_suffix(".html")))
     merge_files([path])
 
 
 def read_scan_json(path: Path) -> None:
     scan = attemper.load_scan(path)
-    str(scan), scan.to_json(), str(attemper.compare(scan, scan)), scan.to_html(path.with_suffix(".html"))
+    _use(str(scan), scan.to_json(), str(attemper.compare(scan, scan)), scan.to_html(path.with_suffix(".html")))
 
 
 def read_fingerprint(path: Path) -> None:
     found = attemper.load_fingerprint(path)
-    str(found), str(attemper.explain(found, found))
+    _use(str(found), str(attemper.explain(found, found)))
 
 
 def read_calibration(path: Path) -> None:
     found = Calibration.load(path)
-    str(found), found.to_json(), found.doubt
+    _use(str(found), found.to_json(), found.doubt)
 
 
 def read_saved(path: Path) -> None:
@@ -143,7 +147,7 @@ def read_run(path: Path) -> None:
     _row(path.parent, path.parent.parent, True)
     server = LiveServer(RunSource(str(path.parent), run_page))
     try:
-        server.page(), server.look()
+        _use(server.page(), server.look())
     finally:
         server.server_close()
     with attemper.open_run(path.parent) as opened:
@@ -151,4 +155,5 @@ def read_run(path: Path) -> None:
         opened.to_html(path.parent / "page.html")
         for name in opened.statistics:
             opened.history(name)
-        opened.at(int(opened.steps[-1])) if len(opened) else None
+        if len(opened):
+            opened.at(int(opened.steps[-1]))

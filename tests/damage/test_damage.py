@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import attemper
 from attemper.errors import InputError
-from tests.damage.files import FILES, read_run, run
+from tests.damage.files import FILES, read_run, run, scan_json
 from tests.damage.mutations import mutate
 
 RUNS, OTHERS = 2000, 4000
-DEFAULT = 100
-"""Cases of each that a default run has; ``--all`` has all."""
+SOME_RUNS, SOME_OTHERS = 40, 160
+"""Cases of a default run; ``--all`` has all."""
 
 
 def foreign(path: Path, reader, seed: int) -> str | None:
@@ -60,13 +61,33 @@ def damaged_files(seeds: range, folder: Path) -> list[str]:
     return [line for line in found if line]
 
 
-@pytest.mark.parametrize("many", [DEFAULT, pytest.param(RUNS, marks=pytest.mark.slow("takes many seconds"))])
+@pytest.mark.parametrize("many", [SOME_RUNS, pytest.param(RUNS, marks=pytest.mark.slow("takes many seconds"))])
 def test_a_damaged_run_is_told_by_one_error_of_ours(many: int, tmp_path: Path):
     wrong = damaged_runs(range(many), tmp_path)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("many", [DEFAULT, pytest.param(OTHERS, marks=pytest.mark.slow("takes many seconds"))])
+@pytest.mark.parametrize("many", [SOME_OTHERS, pytest.param(OTHERS, marks=pytest.mark.slow("takes many seconds"))])
 def test_a_damaged_file_is_told_by_one_error_of_ours(many: int, tmp_path: Path):
     wrong = damaged_files(range(many), tmp_path)
     assert not wrong, "\n".join(wrong)
+
+
+def test_an_error_of_another_kind_is_found_with_its_seed(tmp_path: Path):
+    def careless(path: Path) -> None:
+        raise KeyError(path.name)
+
+    assert "seed 7: KeyError: 'scan.json' at" in (foreign(scan_json(tmp_path), careless, 7) or "")
+
+
+def test_most_damage_is_refused(tmp_path: Path):
+    def refused(seed: int) -> bool:
+        path, draw = scan_json(tmp_path), random.Random(seed)
+        mutate(path, draw)
+        try:
+            attemper.load_scan(path)
+        except InputError:
+            return True
+        return False
+
+    assert sum(map(refused, range(20))) > 10

@@ -88,10 +88,10 @@ def test_a_reading_that_claims_more_than_it_holds_is_refused(change: Any, readin
 
 def test_a_block_is_not_inflated_beyond_what_it_claims():
     zeros = zlib.compress(bytes(1 << 28), 9)
-    for samples_, size, message in ((1, 4, "has not the 16 bytes"), (65535, 1024, "claims 268,431,360 bytes")):
+    for samples_, size, message in ((1, 4, "has not the 16 B"), (65535, 1024, "claims 268,431,360 B")):
         with bounded(), pytest.raises(InputError, match=message):
             unpack(struct.pack("<BHI", 1, samples_, size) + zeros)
-    with pytest.raises(InputError, match="has not the 64 bytes"):
+    with pytest.raises(InputError, match="has not the 64 B"):
         unpack(struct.pack("<BHI", 1, 4, 4) + zlib.compress(bytes(32)))
 
 

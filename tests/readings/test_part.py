@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
@@ -277,8 +278,6 @@ def test_a_json_document_loads_to_read_and_to_compare(tmp_path: Path):
 
 def edited(path: Path, **fields: Any) -> Path:
     """The same file with other fields in its header."""
-    from safetensors import safe_open
-
     with safe_open(path, "np") as file:
         header = json.loads(file.metadata()["attemper"])
     save_file(load_file(path), path, metadata={"attemper": json.dumps(header | fields)})
@@ -294,8 +293,6 @@ def test_a_column_may_stand_elsewhere(tmp_path: Path):
         name: np.concatenate([sums[:, columns[column]] for column in order] + [sums[:, :1]], 1)
         for name, sums in load_file(path).items()
     }
-    from safetensors import safe_open
-
     with safe_open(path, "np") as file:
         header = json.loads(file.metadata()["attemper"])
     widths = [[name, columns[name].stop - columns[name].start] for name in order]
@@ -368,3 +365,23 @@ def test_files_merge_as_scans_do(tmp_path: Path):
 )
 def test_shards_are_listed_in_a_line(labels: list[str], told: str):
     assert label_list(labels) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rows", -1.0, "numbers of rows that are no whole numbers from 0 on"),
+        ("empty", 0.5, "numbers of rows that are no whole numbers from 0 on"),
+        ("histogram", float("inf"), "numbers of rows that are no whole numbers from 0 on"),
+        ("logit_variance", -1.0, "variances below 0"),
+    ],
+)
+def test_sums_that_no_scan_gives_are_refused(name: str, value: float, message: str, tmp_path: Path):
+    path = scan(0).save(tmp_path / "one.safetensors")
+    arrays = load_file(path)
+    with safe_open(path, "np") as file:
+        facts = file.metadata()
+    arrays["0.0"][:, places(32)[name]] = value
+    save_file(arrays, path, metadata=facts)
+    with pytest.raises(InputError, match=rf"one\.safetensors is damaged: .*{message}"):
+        attemper.load_scan(path)

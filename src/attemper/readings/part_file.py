@@ -313,6 +313,8 @@ def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], fewest_
     rows = sums[:, _counts(fewest_keys)]
     if not ((rows >= 0) & (rows < LARGEST) & (rows == np.floor(rows))).all():
         raise ValueError(f"{clean_name(label.name)} has numbers of rows that are no whole numbers from 0 on")
+    if (sums[:, places(fewest_keys)["logit_variance"]] < 0).any():
+        raise ValueError(f"{clean_name(label.name)} has variances below 0")
     return SiteTotals(label, int(fields["queries"]), int(fields["keys"]), (module, call), sums)
 
 
