@@ -145,6 +145,10 @@ PIECES = (
     *(f"sites.tensor_axes:{name}" for name in ("FeatureAxes.follow", "FeatureAxes.of")),
     *(f"sites.package_functions:{name}" for name in ("_replace", "_place", "report")),
     *(f"sites.observation:{name}" for name in ("_see", "_skip", "memory_of")),
+    "sites.observation:current",
+    *(f"sites.torch_functions:{name}" for name in ("current", "in_backward")),
+    "sites.package_functions:report",
+    *(f"monitor.watch:Watch.{name}" for name in ("_end_step", "_tell")),
     *(f"sites.tap:{name}" for name in ("_site", "_TapArguments.call", "_run")),
     *(f"sites.tap_buffers:{name}" for name in ("deliver", "is_capturing", "raise_flag", "is_raised", "lower_flag")),
 )  # fmt: skip

@@ -12,6 +12,8 @@ from weakref import WeakMethod
 import torch
 from torch import nn
 
+from attemper.sites.observation import say
+
 Result = TypeVar("Result")
 
 
@@ -44,10 +46,20 @@ def quietly(method: Callable[..., Result]) -> Callable[..., Result | None]:
         try:
             return method(watch, *args, **kwargs)
         except Exception as error:  # whatever it is, it must not end somebody's training run
-            watch.note_failure(watch.title, error)
+            note(watch, error)
             return None
 
     return guard
+
+
+def note(watch: Any, error: Exception) -> None:
+    """Reports to a watch what went wrong in it; where that fails, too, the log has it."""
+    try:
+        watch.note_failure(watch.title, error)
+    except Warning:  # a filter of the user's makes errors of warnings
+        raise
+    except Exception:
+        say(error)
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +89,28 @@ class Hook:
 
     def __reduce__(self) -> tuple[type[Inert], tuple[()]]:
         return Inert, ()
+
+
+class Door(Hook):
+    """The hook of a watch, which it does not keep alive: it does nothing once that is gone. Nothing that fails inside
+    gets out into the training step, a failing report of a failure included.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        super().__init__(WeakMethod(method))
+
+    def __call__(self, *arguments: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        method = self.function()
+        if method is None:
+            return
+        try:
+            method(*arguments)
+        except Warning:
+            raise
+        except Exception as error:
+            note(method.__self__, error)
 
 
 class Inert:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -21,7 +22,7 @@ from attemper.checks import MOST, index_of
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
-from attemper.monitor.hooks import Hook, call_of, is_running, quietly, weakly
+from attemper.monitor.hooks import Door, call_of, is_running, note, quietly, weakly
 from attemper.monitor.merged_recorder import MergedRecorder
 from attemper.monitor.model import NOT_RUN, check_model, device_of, provenance, unseen_normalizers, why_not_all
 from attemper.monitor.options import NO_ALARMS, WatchOptions
@@ -178,8 +179,8 @@ class Watch(TapReceiver):
         one that nobody else holds ends.
         """
         tap.remember(self.model)
-        before = self.model.register_forward_pre_hook(Hook(weakly(self._enter)), with_kwargs=True)
-        after = self.model.register_forward_hook(Hook(weakly(self._leave)), always_call=True)
+        before = self.model.register_forward_pre_hook(Door(self._enter), with_kwargs=True)
+        after = self.model.register_forward_hook(Door(self._leave), always_call=True)
         self._open.callback(before.remove)
         self._open.callback(after.remove)
         for taps in (tap, tap_buffers):
@@ -196,18 +197,26 @@ class Watch(TapReceiver):
 
     def close(self) -> None:
         """Takes every hook off the model, and ends the store. What was read stays readable."""
-        quietly(Watch._end_pass)(self, commit=False)
         self._closed = True
-        self._open.close()
-        for taps in (tap, tap_buffers):
-            taps.unsubscribe(self)
-        self._record()
-        self._keep_passes()
-        try:
-            if self._recorder.is_stored:
-                self._tell(due=self.passes > 0)
-        finally:
-            quietly(lambda _: self._recorder.close())(self)
+        warned: Warning | None = None
+        for part in (
+            partial(Watch._end_pass, self, commit=False),
+            self._open.close,
+            partial(tap.unsubscribe, self),
+            partial(tap_buffers.unsubscribe, self),
+            self._record,
+            self._keep_passes,
+            partial(self._tell, due=self.passes > 0, stored=True),
+            self._recorder.close,
+        ):
+            try:
+                part()
+            except Warning as warning:  # a filter of the user's makes errors of warnings
+                warned = warning
+            except Exception as error:  # the others have their turn
+                note(self, error)
+        if warned is not None:
+            raise warned
 
     def __del__(self) -> None:
         if not hasattr(self, "_recorder") or self._closed:
@@ -243,17 +252,24 @@ class Watch(TapReceiver):
             step = number
         if not self._stepping and self._first is None:
             warnings.warn(LATE_STEP.format(self.passes), stacklevel=2)
-        period = self._collector.period
-        self._end_step(number)
-        if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
-            self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
-            self._record()
-        self._tell(due=self._schedule.sampled and (self.passes > 0 or self.steps > 1))
+        try:
+            period = self._collector.period
+            self._end_step(number)
+            if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
+                self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
+                self._record()
+            self._tell(due=self._schedule.sampled and (self.passes > 0 or self.steps > 1))
+        except (InputError, Warning):
+            raise
+        except Exception as error:  # whatever it is, it must not end somebody's training run
+            note(self, error)
 
-    def _tell(self, *, due: bool) -> None:
+    def _tell(self, *, due: bool, stored: bool = False) -> None:
         """Says once what the first sampled step does not show (``due``: also if that is all), and that a run goes
-        on without numbers of the loop.
+        on without numbers of the loop. ``stored``: only of a run that outlives the process.
         """
+        if stored and not self._recorder.is_stored:
+            return
         for said in (self._unseen(due), quietly(lambda _: self._recorder.note_no_numbers(self._schedule))(self)):
             if said is not None:
                 warnings.warn(f"attemper: {said}", stacklevel=3)

@@ -6,6 +6,7 @@ as the product that the model computes takes them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +25,8 @@ from attemper.errors import InputError
 from attemper.sites.identity import Places, note_output
 from attemper.sites.identity import places as memory_of
 from attemper.sites.padding import CallContext
+
+logger = logging.getLogger("attemper")
 
 
 class UnsupportedCallError(InputError):
@@ -196,11 +199,55 @@ def guard(observers: Iterable[Observer], action: Callable[..., None], *args: Any
     try:
         action(*args)
     except Exception as error:  # whatever it is
-        distinct = tuple(dict.fromkeys(observers))
-        for observer in distinct:
+        tell(error, observers)
+
+
+def tell(error: Exception, observers: Iterable[Observer] | None = None) -> None:
+    """Gives an error of ours to observers, those of this thread by default; without one it is raised."""
+    distinct = tuple(dict.fromkeys(_current.get() if observers is None else observers))
+    for observer in distinct:
+        try:
             observer.fail(error)
-        if not distinct:
-            raise
+        except Exception as raised:
+            if raised is error or isinstance(raised, Warning):  # a scan's, or a filter that makes errors of warnings
+                raise
+            say(raised)
+    if not distinct:
+        raise error
+
+
+_said: set[str] = set()
+
+
+def say(error: Exception) -> None:
+    """Logs, once, what failed where nothing is left that could take note of it."""
+    text = f"{type(error).__name__}: {error}"
+    if text not in _said:
+        _said.add(text)
+        logger.warning("attemper: a report of a failure failed: %s. Training goes on.", text)
+
+
+def beside(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], look: Callable[[Any], object]) -> Any:
+    """What a function of the model's gives, which is called once, and as if alone: ``look`` receives the result if
+    anybody observes. Nothing of ours that fails here gets out, neither before the call nor after it.
+    """
+    observed, token = False, None
+    try:
+        observed = bool(current()) and torch._C._current_graph_task_id() == -1  # not where a checkpoint calls it again
+        token = _reported.set(True) if observed else None
+    except Exception as error:
+        tell(error)
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        if token is not None:
+            _reported.reset(token)
+    try:
+        if observed:
+            look(result)
+    except Exception as error:
+        tell(error)
+    return result
 
 
 def report(

@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from attemper.sites import package_arguments
-from attemper.sites.observation import AttentionCall, current, guard, mark_reported, report
+from attemper.sites.observation import AttentionCall, beside, report
 from attemper.sites.package_arguments import NamedArguments
-from attemper.sites.tap import in_backward
 
 FunctionReader = Callable[..., AttentionCall]
 """Called with the function, the module that is running, and the arguments of the function."""
@@ -160,12 +159,9 @@ _holders = _Holders()
 def _reporting(function: Callable[..., Any], reader: FunctionReader) -> Callable[..., Any]:
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not current() or in_backward():
+        if torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        with mark_reported():
-            result = function(*args, **kwargs)
-        guard(current(), report, partial(reader, function), args, kwargs)
-        return result
+        return beside(function, args, kwargs, lambda _: report(partial(reader, function), args, kwargs))
 
     return wrapper
 

@@ -39,6 +39,7 @@ from attemper.sites.observation import (
     guard,
     operands_of,
     present,
+    tell,
 )
 from attemper.sites.sharded import is_dtensor, local
 
@@ -224,8 +225,11 @@ class _TapArguments:
 
 @torch.library.impl(LIBRARY, "tap", "CompositeExplicitAutograd")
 def _tap(_token: Tensor, *given: Any) -> None:
-    if not in_backward():
-        guard(_everyone(), _run, _TapArguments(*given))
+    try:
+        if not in_backward():
+            _run(_TapArguments(*given))
+    except Exception as error:
+        tell(error, _everyone())
 
 
 def _everyone() -> Iterator[Observer]:
@@ -282,8 +286,11 @@ def _fill(tapped: _TapArguments) -> None:
 
 @torch.library.impl(LIBRARY, "tap_into", "CompositeExplicitAutograd")
 def _tap_into(_token: Tensor, *given: Any) -> None:
-    if not in_backward():
-        guard(_everyone(), _fill, _TapArguments(*given))
+    try:
+        if not in_backward():
+            _fill(_TapArguments(*given))
+    except Exception as error:
+        tell(error, _everyone())
 
 
 @torch.library.register_fake("attemper::tap_into", lib=LIBRARY)

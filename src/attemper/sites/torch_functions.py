@@ -41,14 +41,14 @@ from attemper.sites.observation import (
     UnsupportedCallError,
     as_autocast_rounds,
     as_given,
+    beside,
     current,
     four_dimensional,
-    guard,
     heads_of,
-    mark_reported,
     mask_like,
     refuse_shared_queries,
     report,
+    tell,
 )
 from attemper.sites.padding import hides
 from attemper.sites.tap import in_backward
@@ -92,14 +92,14 @@ class AttentionMode(TorchFunctionMode):
         if torch.compiler.is_compiling():
             # Eager FlexAttention compiles a wrapper of its own: nothing of ours belongs into that graph.
             return func(*args, **kwargs)
-        if func in _FUNCTIONS and current() and not in_backward():
-            with mark_reported():
-                result = func(*args, **kwargs)
-            guard(current(), self._report, func, args, kwargs, result)
-            return result
+        if func in _FUNCTIONS:
+            return beside(func, args, kwargs, partial(self._report, func, args, kwargs))
         result = func(*args, **kwargs)
-        if type(result) not in _PLAIN and (observers := current()) and not in_backward():
-            guard(observers, self._follow, FunctionCall(func, args, kwargs, result))
+        try:
+            if type(result) not in _PLAIN and current() and not in_backward():
+                self._follow(FunctionCall(func, args, kwargs, result))
+        except Exception as error:
+            tell(error)
         return result
 
     def _report(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -105,7 +105,8 @@ class Writer:
         self._deadline: float | None = None
         self._patience = float("inf")
         self._thread = threading.Thread(target=self._work, name="attemper store", daemon=True)
-        self._thread.start()
+        self._worked = False
+        self._begin()
         if opening is not None:  # a history in memory ends with its process
             process.enter(self)
 
@@ -147,7 +148,18 @@ class Writer:
         self._handed, self._handed_bytes = self._handed + 1, self._handed_bytes + size
         self.last_step = sample.step
         self._queue.put(lambda: self._append(sample))
+        self._begin()
         return True
+
+    def _begin(self) -> bool:
+        """Whether the thread was started; where the system has no room for one, that is tried with each sample."""
+        try:
+            if self._thread.ident is None:
+                self._thread.start()
+        except (RuntimeError, MemoryError) as error:
+            self.trouble = str(error)
+            self._warn(self.last_step, self.trouble)
+        return self._thread.ident is not None
 
     def drop(self, samples: int, reason: str) -> None:
         """Counts samples that are not handed over."""
@@ -180,6 +192,8 @@ class Writer:
         """Waits until all that was taken is written; False if it was not within ``seconds``."""
         if not self.live:
             return not self._thread.is_alive()
+        if not self._begin():
+            return False
         done = threading.Event()
         self._queue.put(done.set)
         return done.wait(seconds)
@@ -221,6 +235,10 @@ class Writer:
         self.end(time.monotonic() + seconds)
         if threading.current_thread() is self._thread:  # garbage is collected in any thread
             return
+        if self._thread.ident is None:  # none could start
+            if not self._worked:
+                self._work()
+            return
         self._thread.join(max(0.0, (self._deadline or 0.0) + GRACE_SECONDS - time.monotonic()))
         if not self._thread.is_alive():
             process.leave(self)
@@ -230,6 +248,7 @@ class Writer:
     # --- the thread ---
 
     def _work(self) -> None:
+        self._worked = True
         try:
             while (task := self._next_task()) is not None:
                 task()
