@@ -143,7 +143,7 @@ def test_a_damaged_file_is_refused_with_a_warning_and_stays_as_it_is(tmp_path, c
     run.close()
     path = tmp_path / "fragment-0.sqlite"
     with sqlite3.connect(path) as connection:  # as a process that was killed leaves it, with one row too short
-        connection.execute("INSERT INTO hot SELECT id, x'00' FROM sample WHERE id < 128")
+        connection.execute("INSERT INTO hot (sample, numbers) SELECT id, x'00' FROM sample WHERE id < 128")
         connection.execute("DELETE FROM chunk")
     connection.close()
     second = open_writer(tmp_path)

@@ -68,6 +68,7 @@ def _of_pair(reader: FragmentReader, pair: Pair, level: int, many: int) -> Array
         place = first >> level
         found[place : place + len(row)] = row
         known[place : place + len(row)] = True
+    reader.check_pyramid(pair, level, known)
     for first, end in reader.replaced:
         known[first >> level : ((end - 1) >> level) + 1] = False
     for first, last in _stretches(~known):

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from attemper.checks import did_you_mean
 from attemper.errors import InputError, MissingExtraError
+from attemper.store.checksum import UNCHECKED
 from attemper.store.lock import is_held
 from attemper.store.parts import NAME as PART
 from attemper.store.parts import PART_SECONDS, live_until, parts, restore
@@ -101,12 +102,15 @@ def _add_parts(readers: dict[int, FragmentReader], target: Target) -> Iterator[s
     """
     for rank in sorted(set(parts(target).values())):
         try:
-            published = FragmentReader(restore(target, rank).tables(), rank, until=live_until(target, rank))
+            restored = restore(target, rank)
+            published = FragmentReader(restored.tables(), rank, until=live_until(target, rank))
         except (InputError, MissingExtraError) as error:
             if not readers:
                 raise
             yield f"the Parquet parts of rank {rank} are not read: {error}"
             continue
+        if restored.unchecked:
+            yield f"Parquet parts of rank {rank}, {UNCHECKED}"
         if rank in readers:
             of_file, of_parts = _reach(readers[rank]), _reach(published)
             read = "parts" if of_parts > of_file else "file"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,10 +11,11 @@ import numpy as np
 
 from attemper.documents import COUNT, check_document, parse_json
 from attemper.errors import InputError
-from attemper.readings.sample import Sample
+from attemper.readings.sample import Sample, SiteLabel
 from attemper.store import pyramid
+from attemper.store.checksum import Ask, check, damage, get, put, whole
 from attemper.store.chunk import COUNTS, pack, round_bits, unpack
-from attemper.store.schema import DAMAGED, LATEST, Row
+from attemper.store.schema import DAMAGED, LATEST
 
 CHUNK = 128
 """Samples that are folded at a time."""
@@ -51,10 +52,10 @@ class Layout:
         }
 
 
-def layouts(ask: Callable[[str], Iterable[Row]]) -> dict[int, Layout]:
+def layouts(ask: Ask) -> dict[int, Layout]:
     """Every layout of a file; ``ask`` is ``Tables.rows``, or a connection's ``execute``."""
-    heads = dict(ask("SELECT id, heads FROM site"))
-    rows = ask("SELECT id, statistics, sites FROM layout")
+    heads = {site: SiteLabel(*label).heads for site, *label in whole(ask, "site")}
+    rows = whole(ask, "layout")
     return {number: _layout(_numbers(statistics), _numbers(sites), heads) for number, statistics, sites in rows}
 
 
@@ -62,50 +63,61 @@ def _numbers(text: str) -> list[int]:
     return check_document(parse_json(text, f"{DAMAGED} a layout"), [COUNT], "a layout of the run")
 
 
-def moments(ask: Callable[[str], Iterable[Row]]) -> np.ndarray:
-    """[samples] of ``MOMENT``, by id. A chunk has those of its samples in one piece: rows by the thousand take long."""
-    cold = b"".join(data for (data,) in ask("SELECT moments FROM chunk ORDER BY first"))
-    hot = "SELECT * FROM sample WHERE id >= (SELECT coalesce(max(first + span), 0) FROM chunk) ORDER BY id"
+def moments(ask: Ask) -> tuple[np.ndarray, np.ndarray]:
+    """[samples] of ``MOMENT``, by id, and where chunks begin, with the end of the last. Within a snapshot.
+
+    A chunk has the moments of its samples in one piece: rows by the thousand take long.
+
+    Raises:
+        InputError: the file is damaged, or samples are gone.
+    """
+    chunks = get(ask, "chunk", "ORDER BY first")
+    edges = np.array([0, *(first + span for first, span, _ in chunks)])
+    hot = get(ask, "sample", "WHERE id >= ? ORDER BY id", (int(edges[-1]),))
+    numbered = [sample for (sample,) in ask("SELECT sample FROM hot ORDER BY sample")]
+    if [first for first, *_ in chunks] != edges[:-1].tolist() or [row[0] for row in hot] != numbered:
+        raise damage("some of its samples are gone")
+    cold = b"".join(data for *_, data in chunks)
     if len(cold) % MOMENT.itemsize:
         raise InputError(f"{DAMAGED} a chunk has half a sample.")
-    found = np.concatenate([np.frombuffer(cold, MOMENT), np.array(list(ask(hot)), MOMENT)])
+    found = np.concatenate([np.frombuffer(cold, MOMENT), np.array(hot, MOMENT)])
     ids, times = found["id"], found["time"]
     if not ((ids >= 0).all() and (ids < 1 << 53).all() and (np.diff(ids) > 0).all() and (found["tokens"] >= 0).all()):
         raise InputError(f"{DAMAGED} its samples are out of order.")
     if not ((times >= 0) & (times < LATEST)).all():
         raise InputError(f"{DAMAGED} a time is none.")
-    return found
+    return found, edges
 
 
 def add_chunk(connection: sqlite3.Connection, first: int, span: int) -> None:
     """Notes that samples are cold, and which they are."""
-    rows = connection.execute("SELECT * FROM sample WHERE id >= ? AND id < ? ORDER BY id", (first, first + span))
-    connection.execute("INSERT INTO chunk VALUES (?, ?, ?)", (first, span, np.array(rows.fetchall(), MOMENT).tobytes()))
+    rows = get(connection.execute, "sample", "WHERE id >= ? AND id < ? ORDER BY id", (first, first + span))
+    put(connection, "chunk", [(first, span, np.array(rows, MOMENT).tobytes())])
 
 
 def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -> Layout:
     places, start = {}, 0
     repeated = len(set(sites)) < len(sites) or len(set(statistics)) < len(statistics)
     if repeated or not all(site in heads and 0 <= heads[site] <= MOST_HEADS for site in sites):
-        raise InputError(f"{DAMAGED} a layout is impossible.")
+        raise damage("a layout is impossible")
     for site in sites:
         places[site] = slice(start, start + heads[site])
         start += heads[site]
     if start > MOST_HEADS:
-        raise InputError(f"{DAMAGED} a sample claims too many heads: {start:,}.")
+        raise damage(f"a sample claims too many heads: {start:,}")
     return Layout(statistics, places)
 
 
 def fold(connection: sqlite3.Connection, first: int) -> None:
     """Folds the hot samples from ``first`` on. Within a transaction."""
     known, by_layout = layouts(connection.execute), {}
-    rows = connection.execute(
-        "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample "
-        "WHERE hot.sample >= ? AND hot.sample < ? ORDER BY hot.sample",
-        (first, first + CHUNK),
-    )
-    for sample, layout, numbers in rows:
-        by_layout.setdefault(layout, []).append((sample - first, np.frombuffer(numbers, "<f4")))
+    ends = first, first + CHUNK
+    layout_of = dict(connection.execute("SELECT id, layout FROM sample WHERE id >= ? AND id < ?", ends))
+    rows = get(connection.execute, "hot", "WHERE sample >= ? AND sample < ? ORDER BY sample", ends)
+    if layout_of.keys() != {sample for sample, _ in rows}:
+        raise damage("some of its samples are gone")
+    for sample, numbers in rows:
+        by_layout.setdefault(layout_of[sample], []).append((sample - first, np.frombuffer(numbers, "<f4")))
     values: dict[Pair, list[np.ndarray]] = {}
     places: dict[Pair, list[np.ndarray]] = {}
     found: dict[Pair, list[np.ndarray]] = {}
@@ -122,10 +134,10 @@ def fold(connection: sqlite3.Connection, first: int) -> None:
             found.setdefault(pair, []).append(blocks[:, :, row, heads])
     for pair, parts in values.items():
         numbers = pack(in_order(parts, places[pair]))
-        connection.execute("INSERT INTO cold VALUES (?, ?, ?, ?)", (*pair, first, numbers))
+        put(connection, "cold", [(*pair, first, numbers)])
     _extend(connection, pyramid.FIRST_LEVEL, first, {pair: _join_layouts(parts) for pair, parts in found.items()})
     add_chunk(connection, first, CHUNK)
-    connection.execute("DELETE FROM hot WHERE sample >= ? AND sample < ?", (first, first + CHUNK))
+    connection.execute("DELETE FROM hot WHERE sample >= ? AND sample < ?", ends)
 
 
 def in_order(parts: list[np.ndarray], places: list[np.ndarray]) -> np.ndarray:
@@ -142,6 +154,10 @@ def _join_layouts(parts: list[np.ndarray]) -> np.ndarray:
     return pyramid.join(np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]), len(parts))
 
 
+_AT = "WHERE statistic = ? AND site = ? AND level = ? AND first = ?"
+_REPLACED = "ON CONFLICT (statistic, site, level, first) DO UPDATE SET numbers = excluded.numbers, crc = excluded.crc"
+
+
 def _extend(connection: sqlite3.Connection, level: int, first: int, added: Mapping[Pair, np.ndarray]) -> None:
     """Adds blocks that begin with sample ``first`` to rows of one level; a row that ends goes into the level above."""
     span = pyramid.row_span(level)
@@ -149,25 +165,20 @@ def _extend(connection: sqlite3.Connection, level: int, first: int, added: Mappi
     many = max((len(blocks) for blocks in added.values()), default=0)
     for (statistic, site), blocks in added.items():
         place = (statistic, site, level, row)
-        old = connection.execute(
-            "SELECT numbers FROM pyramid WHERE statistic = ? AND site = ? AND level = ? AND first = ?", place
-        ).fetchone()
-        whole = np.concatenate([_pad(old and old[0], before, blocks.shape[-1]), blocks])
-        connection.execute(
-            "INSERT INTO pyramid VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (statistic, site, level, first) DO UPDATE SET numbers = excluded.numbers",
-            (*place, pack(round_bits(whole, pyramid.PYRAMID_BITS))),
-        )
+        old = get(connection.execute, "pyramid", _AT, place)
+        joined = np.concatenate([_pad(old[0][-1] if old else None, before, blocks.shape[-1]), blocks])
+        put(connection, "pyramid", [(*place, pack(round_bits(joined, pyramid.PYRAMID_BITS)))], _REPLACED)
     if before + many == pyramid.ROW_BLOCKS:
         ended = connection.execute(
-            "SELECT statistic, site, numbers, heads FROM statistic CROSS JOIN site CROSS JOIN pyramid "
+            "SELECT heads, statistic.id, site.id, pyramid.* FROM statistic CROSS JOIN site CROSS JOIN pyramid "
             "ON statistic = statistic.id AND site = site.id AND level = ? AND first = ?",
             (level, row),
         )
-        above = {
-            (statistic, site): pyramid.join(_pad(numbers, pyramid.ROW_BLOCKS, heads), 1 << pyramid.LEVEL_STEP)
-            for statistic, site, numbers, heads in ended.fetchall()
-        }
+        above = {}
+        for heads, statistic, site, *one in ended.fetchall():
+            *_, numbers = check("pyramid", tuple(one), (statistic, site, level, row))
+            blocks = _pad(numbers, pyramid.ROW_BLOCKS, heads)
+            above[statistic, site] = pyramid.join(blocks, 1 << pyramid.LEVEL_STEP)
         _extend(connection, level + pyramid.LEVEL_STEP, row, above)
 
 

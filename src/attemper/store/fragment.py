@@ -22,6 +22,7 @@ from pathlib import Path
 
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
 from attemper.store.about import WORDS, sentence, to_json
+from attemper.store.checksum import WHOLE, get, put, seal, whole
 from attemper.store.chunk import REST, as_kept, round_bits, split_counts
 from attemper.store.folding import CHUNK, fold, summary
 from attemper.store.options import DEFAULT_BITS, MANTISSA
@@ -62,12 +63,16 @@ class Fragment:
         """Held while a history in memory is read or written."""
         self.connection = open_to_write(path, write_ahead=write_ahead) if path else open_in_memory()
         self._file = _identity(path)
+        self.unchecked = False
+        """Whether it was made of parts without checksums."""
         self.thinned = False
         """Whether older samples were thinned to stay below ``max_bytes``."""
         try:
-            with self.transaction() as connection:
-                found = connection.execute("SELECT id, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
-                self._next, self.last_step = (found[0] + 1, found[1]) if found else (0, None)
+            for table in WHOLE:
+                whole(self.connection.execute, table)
+            with self.transaction(*WHOLE) as connection:
+                found = get(connection.execute, "sample", "ORDER BY id DESC LIMIT 1")
+                self._next, self.last_step = (found[0][0] + 1, found[0][2]) if found else (0, None)
                 self._segment = self._new_segment(None)
                 self._segment_step: int | None = None  # the last one of this segment
             self._fold()  # what a process that was killed left
@@ -86,18 +91,16 @@ class Fragment:
         """
         if self.path is not None and _identity(self.path) != self._file:
             raise FileNotFoundError(f"{self.path.name} is gone: it was moved or deleted while it was written to")
-        whole, sample = sample, split_counts(sample)
+        taken, sample = sample, split_counts(sample)
         numbers = round_bits(as_kept(sample, self._bits).values, None)
         with self.transaction() as connection:
             segment = self._segment_of(sample)
             layout, sites = self._layout(sample)
-            connection.execute(
-                "INSERT INTO sample VALUES (?, ?, ?, ?, ?, ?)",
-                (self._next, segment, sample.step, sample.time, sample.tokens, layout),
-            )
-            connection.execute("INSERT INTO hot VALUES (?, ?)", (self._next, numbers.tobytes()))
-            numbers_of = [[self._next] * len(sites), sites, *summary(whole, numbers)]
-            connection.executemany("INSERT INTO summary VALUES (?, ?, ?, ?, ?, ?)", zip(*numbers_of, strict=True))
+            row = (self._next, segment, sample.step, float(sample.time), sample.tokens, layout)
+            put(connection, "sample", [row])
+            put(connection, "hot", [(self._next, numbers.tobytes())])
+            numbers_of = [[self._next] * len(sites), sites, *summary(taken, numbers)]
+            put(connection, "summary", zip(*numbers_of, strict=True))
         self._segment, self._segment_step, self.last_step = segment, sample.step, sample.step
         self._next += 1
 
@@ -112,19 +115,19 @@ class Fragment:
     def describe(self, about: Mapping[str, object]) -> None:
         """Keeps what is known of the run: name, tags, notes, the model's configuration. Paths lose their folders."""
         rows = [(name, to_json(value, folders=name in WORDS)) for name, value in about.items()]
-        with self.transaction() as connection:
+        with self.transaction("about") as connection:
             connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", rows)
 
     def cover(self, sites: Mapping[SiteKey, str | None]) -> None:
         """Keeps which sites were expected: None for one that is read, else the reason why it is not."""
         rows = [(*site, reason and sentence(reason)) for site, reason in sites.items()]
-        with self.transaction() as connection:
+        with self.transaction("coverage") as connection:
             connection.executemany("INSERT OR REPLACE INTO coverage VALUES (?, ?, ?, ?)", rows)
 
     def lose(self, samples: int, step: int | None, reason: str) -> None:
         """Keeps that samples are missing, and why."""
         row = (step, time.time(), samples, sentence(reason))
-        with self.transaction() as connection:
+        with self.transaction("lost") as connection:
             connection.execute("INSERT INTO lost (step, time, samples, reason) VALUES (?, ?, ?, ?)", row)
 
     def note_part(self, name: str, first: int, last: int) -> None:
@@ -171,12 +174,14 @@ class Fragment:
     # --- within a transaction ---
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing of what is written within."""
+    def transaction(self, *changed: str) -> Iterator[sqlite3.Connection]:
+        """All or nothing of what is written within. ``changed``: tables of ``WHOLE`` beside those of ``_insert``."""
         with self.lock:
+            self._changed = {*changed}
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self.connection
+                seal(self.connection, self._changed)
                 self.connection.execute("COMMIT")
             except BaseException:
                 if self.connection.in_transaction:
@@ -188,6 +193,7 @@ class Fragment:
     def _segment_of(self, sample: Sample) -> int:
         """The segment that a sample belongs to: a new one where steps go backwards."""
         if self._segment_step is None:
+            self._changed.add("segment")
             self.connection.execute(
                 "UPDATE segment SET first_sample = ?, first_step = ? WHERE id = ?",
                 (self._next, sample.step, self._segment),
@@ -241,6 +247,7 @@ class Fragment:
 
     def _insert(self, into: str, row: tuple[object, ...]) -> int:
         """The number of a new row."""
+        self._changed.add(into.split()[0])
         places = ", ".join("?" * len(row))
         number = self.connection.execute(f"INSERT INTO {into} VALUES ({places})", row).lastrowid
         assert number is not None
@@ -262,7 +269,7 @@ class Fragment:
     def _thin(self, most: int) -> None:
         """Thins the oldest samples until the file is small enough, or until nothing is left that could be thinned."""
         while self.bytes_used > most:
-            with self.transaction() as connection:
+            with self.transaction("about") as connection:
                 if not thin(connection, self._next):
                     break
                 self._note_thinned(connection)

@@ -10,6 +10,7 @@ import io
 import json
 import re
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -40,6 +41,10 @@ KEY = b"attemper"
 """Of the metadata of a file: JSON with ``version``, ``segment``, ``about``, ``units``, ``coverage``, ``lost``."""
 NAME = re.compile(r"fragment-(?P<rank>\d+)-(?P<began>\d{16,})-(?P<first>\d{9,})\.parquet")
 """Of a part: rank, when its segment began (microseconds since 1970), its first sample there."""
+CHECKED = b"attemper checksum"
+CHECKSUM = b"attemper: CRC-32 of this file with zeros here: "
+"""Key beside ``KEY``, and how its value begins; eight hexadecimal digits follow."""
+_ZEROS = b"0" * 8
 _SEGMENT = ("first_sample", "first_step", "began", "rank", "process", "versions")
 _FACTS = {
     "segment": {
@@ -109,7 +114,8 @@ def part(tables: Tables, segment: int, first: int, last: int) -> bytes:
         row[0] for row in tables.rows("SELECT id FROM sample WHERE id >= ? AND id <= ? ORDER BY id", (first, last))
     ]
     table = _table(dict(zip(numbers, samples, strict=True)))
-    table = table.replace_schema_metadata({KEY: json.dumps(_facts(tables, segment))})
+    metadata = {KEY: json.dumps(_facts(tables, segment)), CHECKED: CHECKSUM + _ZEROS}
+    table = table.replace_schema_metadata(metadata)
     file = io.BytesIO()
     texts = [name for name in table.column_names if name in _LABEL]
     pyarrow.parquet.write_table(
@@ -119,7 +125,21 @@ def part(tables: Tables, segment: int, first: int, last: int) -> bytes:
         use_dictionary=texts,  # pyright: ignore[reportArgumentType]
         use_byte_stream_split=_statistics(samples),  # pyright: ignore[reportArgumentType]
     )
-    return file.getvalue()
+    return with_checksum(file.getvalue())
+
+
+def with_checksum(data: bytes) -> bytes:
+    """A file with the checksum of all of its bytes, its own taken as zeros; as it is where it has no place for one."""
+    head, mark, rest = data.rpartition(CHECKSUM)
+    if not mark:
+        return data
+    return head + mark + b"%08x" % zlib.crc32(head + mark + _ZEROS + rest[8:]) + rest[8:]
+
+
+def check_bytes(data: bytes) -> None:
+    """Raises InputError if a file does not fit its checksum. Files of earlier versions have none."""
+    if with_checksum(data) != data:
+        raise InputError("its bytes do not fit their checksum")
 
 
 def _facts(tables: Tables, segment: int) -> dict[str, Any]:
@@ -188,6 +208,7 @@ def restore(target: Target, rank: int) -> Fragment:
     for name in sorted(name for name, found in parts(target).items() if found == rank):
         table = _read(target, name)
         facts = _check(table, name)
+        fragment.unchecked |= CHECKED not in table.schema.metadata
         fragment.enter_segment(facts["segment"])
         for sample in _samples(table):
             fragment.append(sample)
@@ -234,8 +255,10 @@ def _read(target: Target, name: str) -> pyarrow.Table:
     except ImportError as error:
         raise MissingExtraError("a run of Parquet parts", "pyarrow", "parquet") from error
     try:
-        return pyarrow.parquet.read_table(io.BytesIO(target.read(name)))
-    except (OSError, pyarrow.ArrowException) as error:
+        data = target.read(name)
+        check_bytes(data)
+        return pyarrow.parquet.read_table(io.BytesIO(data))
+    except (OSError, InputError, pyarrow.ArrowException) as error:
         raise InputError(f"{clean_name(name)} is no part of a run, or damaged: {error}.") from error
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attemper.readings.sample import Sample, SiteLabel
+from attemper.store.checksum import get, whole
 from attemper.store.chunk import unpack
 from attemper.store.folding import Layout, layouts
 from attemper.store.schema import Tables
@@ -29,12 +30,10 @@ def replay(tables: Tables, first: int, last: int) -> Iterator[Sample]:
     with tables.snapshot():
         names = _Names(
             layouts(tables.rows),
-            dict(tables.rows("SELECT id, name FROM statistic")),
-            {site: SiteLabel(*label) for site, *label in tables.rows("SELECT * FROM site")},
+            {number: name for number, name, *_ in whole(tables.rows, "statistic")},
+            {site: SiteLabel(*label) for site, *label in whole(tables.rows, "site")},
         )
-        rows = tables.rows(
-            "SELECT id, step, time, tokens, layout FROM sample WHERE id >= ? AND id <= ? ORDER BY id", (first, last)
-        )
+        rows = get(tables.rows, "sample", "WHERE id >= ? AND id <= ? ORDER BY id", (first, last))
         numbers = _hot(tables, first, last)
         taken = {sample: layout for sample, *_, layout in rows}
         spans = tables.rows("SELECT first, span FROM chunk WHERE first <= ? AND first + span > ?", (last, first))
@@ -43,12 +42,12 @@ def replay(tables: Tables, first: int, last: int) -> Iterator[Sample]:
                 "SELECT id, layout FROM sample WHERE id >= ? AND id < ? ORDER BY id", (start, start + span)
             )
             numbers |= _cold(tables, names.layouts, start, dict(held), taken)
-    for sample, step, moment, tokens, layout in rows:
+    for sample, _, step, moment, tokens, layout in rows:
         yield _sample(names, layout, numbers[sample], step=step, time=moment, tokens=tokens)
 
 
 def _hot(tables: Tables, first: int, last: int) -> dict[int, np.ndarray]:
-    rows = tables.rows("SELECT sample, numbers FROM hot WHERE sample >= ? AND sample <= ?", (first, last))
+    rows = get(tables.rows, "hot", "WHERE sample >= ? AND sample <= ?", (first, last))
     return {sample: np.frombuffer(numbers, "<f4") for sample, numbers in rows}
 
 
@@ -62,9 +61,7 @@ def _cold(
         if sample in held
     }
     for pair in {pair for layout in set(held.values()) for pair in known[layout].pairs}:
-        ((data,),) = tables.rows(
-            "SELECT numbers FROM cold WHERE statistic = ? AND site = ? AND first = ?", (*pair, first)
-        )
+        ((*_, data),) = get(tables.rows, "cold", "WHERE statistic = ? AND site = ? AND first = ?", (*pair, first))
         holding = [sample for sample, layout in held.items() if pair in known[layout].pairs]
         for sample, heads in zip(holding, unpack(data), strict=True):
             if sample in found:

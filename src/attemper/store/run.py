@@ -22,6 +22,7 @@ from attemper.readings.sample import SiteKey, SiteLabel, quantity
 from attemper.readings.scan import Scan
 from attemper.store import export
 from attemper.store.about import UNNUMBERED
+from attemper.store.checksum import UNCHECKED
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
@@ -157,6 +158,7 @@ class Run:
     def remarks(self) -> tuple[str, ...]:
         """What a reader of the numbers should know: what is lost, thinned, read twice or not readable."""
         found = list(self._unreadable)
+        found += [UNCHECKED] if any(reader.unchecked for reader in self.ranks.readers) else []
         found += [f"{count(one.samples, 'sample is', 'samples are')} lost: {one.reason}" for one in self.lost]
         begun, unnumbered = {segment.first_step for segment in self.segments}, self.about.get(UNNUMBERED) or ()
         by = "by a loop that gave no number: steps are counted on from the last one"

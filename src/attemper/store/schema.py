@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from attemper.documents import COUNT, check_document, parse_json
 from attemper.errors import InputError
+from attemper.store.checksum import DAMAGED, whole
 from attemper.text import clean_name
 
 APPLICATION = 0x61747472
@@ -68,12 +69,19 @@ MIGRATIONS = (
     CREATE TABLE part (name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL);
     """,
     "ALTER TABLE site ADD COLUMN first_head INTEGER NOT NULL DEFAULT 0;",
+    """
+    ALTER TABLE sample ADD COLUMN crc INTEGER;
+    ALTER TABLE hot ADD COLUMN crc INTEGER;
+    ALTER TABLE chunk ADD COLUMN crc INTEGER;
+    ALTER TABLE cold ADD COLUMN crc INTEGER;
+    ALTER TABLE pyramid ADD COLUMN crc INTEGER;
+    ALTER TABLE summary ADD COLUMN crc INTEGER;
+    CREATE TABLE checksum (name TEXT PRIMARY KEY, crc INTEGER NOT NULL);
+    """,
 )
 """What brings a file from version i to i + 1. A migration that was released is never changed: the next one is added."""
 VERSION = len(MIGRATIONS)
 
-DAMAGED = "the run cannot be read: its file is damaged,"
-"""How messages begin about what a file says."""
 _COLUMNS = {
     name: ({"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes}[kind], bool(never_null))
     for name, kind, never_null in re.findall(
@@ -82,7 +90,7 @@ _COLUMNS = {
 }
 """Of the tables, by name: the type of their cells, to which SQLite itself does not hold them, and whether all have one.
 """
-_MAY_BE_NULL = {"step", "reason", "nonfinite_rows", "max_logit"}
+_MAY_BE_NULL = {"crc", "step", "reason", "nonfinite_rows", "max_logit"}
 _SIGNED = {"step", "first_step", "nonfinite_rows", "exact"}
 LATEST = 253_402_300_800.0
 """The end of the year 9999 in seconds since 1970: no date is told beyond."""
@@ -139,17 +147,18 @@ class Tables:
                 found = answer.fetchall()
         except sqlite3.ProgrammingError as error:
             raise InputError(f"the run was closed: open it again with attemper.open_run. ({error})") from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise InputError(f"the run cannot be read: {error}.") from error
         _check_cells([name for name, *_ in answer.description or ()], found)
         return found
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Every question within sees the file as it stood at the first one. A writer in memory waits meanwhile."""
+        """Every question within sees the file as it stood at the first one. A writer in memory waits meanwhile. One may
+        hold others."""
         self._check_process()
         with self._lock:
-            if not self._owned:
+            if not self._owned or self._connection.in_transaction:
                 yield
                 return
             self._connection.execute("BEGIN")
@@ -196,7 +205,7 @@ def read_about(tables: Tables) -> dict[str, Any]:
     Raises:
         InputError: it is no JSON, or something of it that is used is of another type.
     """
-    rows = tables.rows("SELECT name, value FROM about")
+    rows = whole(tables.rows, "about")
     about = {name: parse_json(value, f"{DAMAGED} {clean_name(name)}") for name, value in rows}
     return check_document(about, _ABOUT, "what the run says of itself")
 
@@ -244,7 +253,7 @@ def open_to_read(path: Path) -> Tables:
     """
     try:
         return Tables(_connect_to_read(path))
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         damaged = f"{clean_name(path.name)} is a file of an attemper run, but damaged or cut off."
         raise NotARunError(f"{damaged if is_ours(path) else not_a_run(path)} ({error})") from error
 

@@ -14,8 +14,10 @@ import numpy as np
 from attemper.documents import check_document, parse_json
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteLabel
+from attemper.store import pyramid
+from attemper.store.checksum import damage, get, has_unchecked, whole
 from attemper.store.chunk import REST, join_counts, unpack
-from attemper.store.folding import MOMENT, Layout, Pair, layouts, moments
+from attemper.store.folding import CHUNK, MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
 from attemper.store.place import UNNOTED, lost_beside
 from attemper.store.schema import DAMAGED, Tables, read_about
@@ -84,6 +86,9 @@ class FragmentReader:
         self._tables = tables
         self._read = self._kept = np.zeros(0, MOMENT)
         """All samples as they were read last, and those of them that count."""
+        self._edges = np.zeros(1, np.int64)
+        """Where chunks begin, with the end of the last."""
+        self._unchecked = False
         self._layouts: dict[int, Layout] = {}
         self._state: object = None
         self._hot_of: object = None
@@ -127,7 +132,7 @@ class FragmentReader:
     @property
     def statistics(self) -> dict[str, int]:
         """Name -> number in the fragment."""
-        return dict(self._tables.rows("SELECT name, id FROM statistic ORDER BY id"))
+        return {name: number for number, name, *_ in whole(self._tables.rows, "statistic")}
 
     @property
     def sites(self) -> dict[SiteKey, SiteLabel]:
@@ -137,13 +142,12 @@ class FragmentReader:
     @property
     def _places(self) -> list[tuple[SiteLabel, int]]:
         # A file of an earlier version has not all columns of a label: what it lacks is as the label's default.
-        return [(SiteLabel(*label), site) for site, *label in self._tables.rows("SELECT * FROM site ORDER BY id")]
+        return [(SiteLabel(*label), site) for site, *label in whole(self._tables.rows, "site")]
 
     @property
     def segments(self) -> list[Segment]:
         moments, found = self.moments, []
-        rows = self._tables.rows("SELECT id, rank, began, process, versions FROM segment ORDER BY id")
-        for number, rank, began, process, versions in rows:
+        for number, _, _, began, rank, process, versions in whole(self._tables.rows, "segment"):
             steps = moments["step"][moments["segment"] == number]
             ends = (int(steps[0]), int(steps[-1])) if len(steps) else (None, None)
             told = check_document(parse_json(versions, f"{DAMAGED} versions"), {str: str}, "versions of the run")
@@ -153,41 +157,47 @@ class FragmentReader:
     @property
     def coverage(self) -> dict[SiteKey, str | None]:
         """Every site that was expected -> None where it was read, else why it was not."""
-        rows = self._tables.rows("SELECT name, kind, mode, reason FROM coverage")
-        return {(name, kind, mode): reason for name, kind, mode, reason in rows}
+        return {(name, kind, mode): reason for name, kind, mode, reason in whole(self._tables.rows, "coverage")}
 
     @property
     def lost(self) -> list[Lost]:
-        noted = [Lost(*row) for row in self._tables.rows("SELECT samples, reason, time, step FROM lost ORDER BY id")]
+        rows = whole(self._tables.rows, "lost")
+        noted = [Lost(samples, reason, noted, step) for _, step, noted, samples, reason in rows]
         beside = [] if self._lock is None else lost_beside(self._lock)
         return [*noted, *(Lost(samples, UNNOTED, path.stat().st_mtime) for path, samples in beside)]
 
     @property
     def moments(self) -> Array:
         """[samples] of ``MOMENT`` that count, by step. Two have the same step where a step had two passes."""
-        # Samples are added at the end, and taken away only together with chunks.
-        (counts,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
-        state = counts, self._first_rank.starts if self._first_rank else []
-        if state != self._state:
-            self._state = state
-            self._read = moments(self._tables.rows)
-            self._kept = self._not_replaced(self._read)
-            self._layouts, self._held = layouts(self._tables.rows), {}
-            if not set(np.unique(self._read["layout"]).tolist()) <= self._layouts.keys():
-                raise InputError(f"{DAMAGED} a sample has no layout.")
-            keys, names = {site: label.key for label, site in self._places}, {*self.statistics.values()}
-            for layout in self._layouts.values():
-                if not names.issuperset(layout.statistics) or len({keys[site] for site in layout.sites}) < len(
-                    layout.sites
-                ):
-                    raise InputError(f"{DAMAGED} a layout has unknown statistics, or a site twice.")
+        with self._tables.snapshot():
+            # Samples are added at the end, and taken away only together with chunks.
+            (counts,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
+            state = counts, self._first_rank.starts if self._first_rank else []
+            if state != self._state:
+                self._read, self._edges = moments(self._tables.rows)
+                self._unchecked = has_unchecked(self._tables.rows)
+                self._kept = self._not_replaced(self._read)
+                self._layouts, self._held = layouts(self._tables.rows), {}
+                if not set(np.unique(self._read["layout"]).tolist()) <= self._layouts.keys():
+                    raise InputError(f"{DAMAGED} a sample has no layout.")
+                keys, names = {site: label.key for label, site in self._places}, {*self.statistics.values()}
+                for layout in self._layouts.values():
+                    if not names.issuperset(layout.statistics) or len({keys[site] for site in layout.sites}) < len(
+                        layout.sites
+                    ):
+                        raise InputError(f"{DAMAGED} a layout has unknown statistics, or a site twice.")
+                self._state = state
         return self._kept
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether any of it has no checksum: an earlier version wrote it."""
+        return bool(len(self.moments)) and self._unchecked
 
     @property
     def starts(self) -> list[Start]:
         """Of each segment that has or had a sample, in their order. Thinning takes samples, and no start."""
-        question = "SELECT id, first_sample, first_step, began FROM segment WHERE first_step IS NOT NULL ORDER BY id"
-        return [Start(*row) for row in self._tables.rows(question)]
+        return [Start(*row[:4]) for row in whole(self._tables.rows, "segment") if row[2] is not None]
 
     def _not_replaced(self, moments: Array) -> Array:
         """Without the samples that a later segment replaces: those from its first step on."""
@@ -268,21 +278,22 @@ class FragmentReader:
 
     def span(self, first: int, last: int) -> tuple[int, int]:
         """Of samples ``first`` to ``last``, with the first of its chunk."""
-        ((start,),) = self._tables.rows("SELECT coalesce(max(first), 0) FROM chunk WHERE first <= ?", (first,))
-        return start, last
+        firsts = self._edges[:-1]
+        return int(firsts[firsts <= first].max(initial=0)), last
 
     def _hot(self, span: tuple[int, int]) -> list[Hot]:
         """Samples that are not folded: their numbers, layouts and values."""
         if self._hot_of != (self._state, span):
-            rows = self._tables.rows(
-                "SELECT hot.sample, layout, numbers FROM hot JOIN sample ON sample.id = hot.sample "
-                "WHERE hot.sample BETWEEN ? AND ? ORDER BY hot.sample",
-                span,
-            )
-            self._hot_of = self._state, span
-            self._hot_rows = [(sample, self._layouts[one], np.frombuffer(data, "<f4")) for sample, one, data in rows]
+            taken = self._read[(self._read["id"] >= max(span[0], self._edges[-1])) & (self._read["id"] <= span[1])]
+            ends = (int(taken["id"][0]), int(taken["id"][-1])) if len(taken) else (0, -1)
+            rows = get(self._tables.rows, "hot", "WHERE sample BETWEEN ? AND ? ORDER BY sample", ends)
+            if [sample for sample, _ in rows] != taken["id"].tolist():
+                raise damage("some of its samples have no number")
+            found = zip(rows, taken["layout"].tolist(), strict=True)
+            self._hot_rows = [(sample, self._layouts[one], np.frombuffer(data, "<f4")) for (sample, data), one in found]
             if any(data.size != layout.heads * len(layout.statistics) for _, layout, data in self._hot_rows):
-                raise InputError(f"{DAMAGED} a sample has not the heads of its sites.")
+                raise damage("a sample has not the heads of its sites")
+            self._hot_of = self._state, span
         return self._hot_rows
 
     def pairs(self, statistic: str, key: SiteKey) -> list[Pair]:
@@ -297,14 +308,15 @@ class FragmentReader:
             span: first and last sample; the first is that of a chunk, and what follows in the chunk of the last comes
                 with it.
         """
-        question = "SELECT numbers FROM cold WHERE statistic = ? AND site = ? AND first BETWEEN ? AND ? ORDER BY first"
-        parts = [unpack(numbers) for (numbers,) in self._tables.rows(question, (*pair, *span))]
-        samples = self._holding(pair, span[0])[: sum(map(len, parts))]
-        if sum(map(len, parts)) != len(samples):
-            raise InputError(f"{DAMAGED} some of its samples have no number.")
+        where = "WHERE statistic = ? AND site = ? AND first BETWEEN ? AND ? ORDER BY first"
+        rows = get(self._tables.rows, "cold", where, (*pair, *span))
+        parts = [unpack(numbers) for *_, numbers in rows]
+        samples, firsts = self._cold(pair, span)
+        if [row[:3] for row in rows] != [(*pair, first) for first in firsts] or sum(map(len, parts)) != len(samples):
+            raise damage("some of its samples have no number")
         heads = next((one.sites[pair[1]] for one in self._layouts.values() if pair in one.pairs), slice(0, 0))
         if any(part.shape[1] != heads.stop - heads.start for part in parts):
-            raise InputError(f"{DAMAGED} a block has not the heads of its site.")
+            raise damage("a block has not the heads of its site")
         hot = [one for one in self._hot(span) if pair in one[1].pairs]
         for _, layout, values in hot:
             row, heads = layout.pairs[pair]
@@ -314,9 +326,26 @@ class FragmentReader:
 
     def pyramid_rows(self, pair: Pair, level: int) -> dict[int, Array]:
         """First sample -> blocks [blocks, 4, heads] of a level of the pyramid."""
-        question = "SELECT first, numbers FROM pyramid WHERE statistic = ? AND site = ? AND level = ?"
-        rows = {first: unpack(numbers) for first, numbers in self._tables.rows(question, (*pair, level))}
+        found = get(self._tables.rows, "pyramid", "WHERE statistic = ? AND site = ? AND level = ?", (*pair, level))
+        if any(row[:3] != (*pair, level) for row in found):
+            raise damage("its index leads to other rows")
+        rows = {first: unpack(numbers) for *_, first, numbers in found}
         return {first: blocks.reshape(len(blocks), 4, -1) for first, blocks in rows.items()}
+
+    def check_pyramid(self, pair: Pair, level: int, known: Array) -> None:
+        """``known``: which blocks of a level, from the first on, the file has of a statistic of a site.
+
+        Raises:
+            InputError: one is gone that was written, and that no thinning took.
+        """
+        holding, stop = self._holding(pair), int(self._edges[-1])
+        if level > pyramid.FIRST_LEVEL:
+            stop -= stop % pyramid.row_span(level - pyramid.LEVEL_STEP)
+        spacings = np.diff(self._edges) // CHUNK
+        kept = holding[holding < stop]
+        kept = kept[spacings[np.searchsorted(self._edges, kept, "right") - 1] >> level == 0] >> level
+        if not self._unchecked and not known[kept[kept < len(known)]].all():
+            raise damage("blocks of its pyramid are gone")
 
     @property
     def replaced(self) -> list[tuple[int, int]]:
@@ -331,13 +360,19 @@ class FragmentReader:
                 found.append((int(kept[-1]) + 1 if len(kept) else start.first_sample, end))
         return [(first, end) for first, end in found if first < end]
 
-    def _holding(self, pair: Pair, first: int) -> Array:
-        """Numbers of the samples from ``first`` on that hold a statistic of a site."""
+    def _cold(self, pair: Pair, span: tuple[int, int]) -> tuple[Array, list[int]]:
+        """Numbers of the samples that hold a statistic of a site, in chunks that begin in a span, and these chunks."""
+        first, last = np.searchsorted(self._edges[:-1], span[0]), np.searchsorted(self._edges[:-1], span[1], "right")
+        edges, holding = self._edges[first : last + 1], self._holding(pair)
+        places = np.searchsorted(holding, edges)
+        return holding[places[0] : places[-1]], edges[:-1][np.diff(places) > 0].tolist()
+
+    def _holding(self, pair: Pair) -> Array:
+        """Numbers of the samples that hold a statistic of a site."""
         holding = tuple(number for number in self._layouts if pair in self._layouts[number].pairs)
         if holding not in self._held:
             self._held[holding] = self._read["id"][np.isin(self._read["layout"], holding)]
-        samples = self._held[holding]
-        return samples[np.searchsorted(samples, first) :]
+        return self._held[holding]
 
 
 def _align(wanted: Array, rows: Array, many: int, parts: Sequence[tuple[Array, Array]]) -> Array:

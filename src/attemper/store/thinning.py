@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from attemper.store.checksum import get, put
 from attemper.store.chunk import pack, unpack
 from attemper.store.folding import CHUNK, Layout, add_chunk, layouts
 
@@ -73,7 +74,7 @@ def _merge(connection: sqlite3.Connection, group: tuple[int, int], samples: Mapp
             (*pair, first, firsts[-1]),
         )
         numbers = pack(np.concatenate([part for part in parts if part is not None]))
-        connection.execute("INSERT INTO cold VALUES (?, ?, ?, ?)", (*pair, first, numbers))
+        put(connection, "cold", [(*pair, first, numbers)])
     connection.execute("DELETE FROM chunk WHERE first >= ? AND first <= ?", (first, firsts[-1]))
 
 
@@ -88,12 +89,10 @@ def _rest(
     connection: sqlite3.Connection, place: tuple[int, int, int], holding: list[int], kept: set[int]
 ) -> np.ndarray | None:
     """[samples that are kept, heads] of one chunk; None where there is none."""
-    row = connection.execute(
-        "SELECT numbers FROM cold WHERE statistic = ? AND site = ? AND first = ?", place
-    ).fetchone()
-    if row is None:
+    rows = get(connection.execute, "cold", "WHERE statistic = ? AND site = ? AND first = ?", place)
+    if not rows:
         return None
-    values = unpack(row[0])
+    values = unpack(rows[0][-1])
     assert len(values) == len(holding)
     return values[[sample in kept for sample in holding]]
 

@@ -1,0 +1,226 @@
+"""One bit of a stored run is turned over: it shows the same, or an error. Never another number, step or name."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attemper
+from attemper.errors import InputError
+from attemper.store import parts, schema
+from attemper.store.checksum import UNCHECKED, WHOLE, get, whole
+from attemper.store.columns import columns
+from attemper.store.fragment import Fragment
+from attemper.store.series import FragmentReader
+from attemper.store.writer import open_writer
+from tests.support.samples import sample, sites
+
+RUNS = {
+    "short": (range(40), None),
+    "resumed": ([*range(300), *range(250, 380)], None),
+    "long": (range(1100), None),
+    "thinned": (range(1100), 60_000),
+}
+"""Name -> steps and the room that it may take."""
+
+
+def write(path: Path, steps: Iterable[int], room: int | None = None) -> Path:
+    """A run whose steps may go back, as after a restart."""
+    fragment = Fragment(path, max_bytes=room)
+    fragment.describe({"name": "of a test", "model": "Tiny", "limits": {"max_logit": 40.0}})
+    fragment.cover({sites()[0].key: None, ("layers.9.attn", "self", "train"): "it was not called"})
+    fragment.lose(2, 1, "the disk was full")
+    for step in steps:
+        fragment.append(sample(step))
+        fragment.fold()
+    fragment.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {kind: write(folder / f"{kind}.sqlite", *of) for kind, of in RUNS.items()}
+
+
+@pytest.fixture
+def long(runs, tmp_path) -> Path:
+    return Path(shutil.copy(runs["long"], tmp_path / "fragment-0.sqlite"))
+
+
+def shown(path: Path) -> dict[str, Any]:
+    with attemper.open_run(path) as run:
+        return everything(run)
+
+
+def everything(run: attemper.Run) -> dict[str, Any]:
+    """All that a run shows of what it holds, and from what everything else follows."""
+    with run.ranks.snapshot():
+        coarse = [columns(run.ranks, name, key, 8) for key in run.ranks.sites for name in run.statistics]
+        return {
+            "facts": (dict(run.about), run.sites, run.segments, run.coverage, run.lost, run.remarks),
+            "steps": run.steps.tolist(),
+            "histories": {name: run.history(name).values.tobytes() for name in run.statistics},
+            "columns": [part.tobytes() for one in coarse for part in (one.steps, one.least, one.mean, one.largest)],
+            "samples": [
+                (one.step, one.time, one.tokens, one.sites, one.quantities, one.values.tobytes())
+                for one in run.ranks.samples(run.ranks.moments)
+            ],
+        }
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_no_flipped_bit_changes_what_a_run_shows_without_an_error(runs, kind, request):
+    path = runs[kind]
+    whole_file, expected = path.read_bytes(), shown(path)
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}, {kind}, {len(whole_file):,} bytes")
+    draw, found = random.Random(seed), Counter()
+    for _ in range(500 if request.config.getoption("--all") else 40 if kind == "short" else 8):
+        bit = draw.randrange(8 * len(whole_file))
+        changed = bytearray(whole_file)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            assert shown(path) == expected, f"bit {bit} of seed {seed}"
+            found["same"] += 1
+        except InputError:
+            found["error"] += 1
+    path.write_bytes(whole_file)
+    print(dict(found))
+    assert found["error"]
+
+
+@pytest.mark.parametrize("table", ["sample", "hot", "chunk", "cold", "pyramid", *WHOLE])
+def test_a_row_that_is_gone_is_an_error(long, table):
+    with sqlite3.connect(long) as connection:
+        connection.execute(f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})")
+    connection.close()
+    with pytest.raises(InputError, match="its file is damaged"):
+        shown(long)
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("sample", "step = step + 1"),
+        ("hot", "numbers = zeroblob(length(numbers))"),
+        ("chunk", "moments = zeroblob(length(moments))"),
+        ("cold", "first = first + 0, statistic = statistic + 9"),
+        ("pyramid", "level = level + 20"),
+        ("about", "value = '1'"),
+        ("segment", "began = began + 1"),
+        ("statistic", "name = name || 'x'"),
+        ("site", "name = name || 'x'"),
+        ("layout", "sites = '[2, 1]'"),
+        ("coverage", "reason = 'another'"),
+        ("lost", "samples = samples + 1"),
+    ],
+)
+def test_a_row_that_was_changed_is_an_error_each_time_it_is_asked_for(long, table, change):
+    with sqlite3.connect(long) as connection:
+        last = f"(SELECT max(rowid) FROM {table})"
+        connection.execute(f"UPDATE {table} SET {change} WHERE rowid = {last}")
+    connection.close()
+    with attemper.open_run(long) as run:
+        for _ in range(2):
+            with pytest.raises(InputError, match="its file is damaged"):
+                everything(run)
+
+
+def test_summaries_have_checksums_too(tmp_path):
+    path = write(tmp_path / "fragment-0.sqlite", range(3))
+    with sqlite3.connect(path) as connection:
+        assert len(get(connection.execute, "summary", "")) == 6
+        connection.execute("UPDATE summary SET max_logit = max_logit + 1 WHERE sample = 1")
+        with pytest.raises(InputError, match="a row of its table summary does not fit its checksum"):
+            get(connection.execute, "summary", "")
+    connection.close()
+
+
+def test_a_run_whose_small_tables_are_damaged_is_not_written_on(tmp_path, caplog):
+    path = write(tmp_path / "fragment-0.sqlite", range(3))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE site SET name = 'another'")
+    connection.close()
+    writer = open_writer(tmp_path)
+    writer.take(sample(3))
+    writer.close()
+    assert "its file is damaged, its table site does not fit its checksum" in caplog.text
+    assert (writer.written, writer.dropped) == (0, 1)
+    assert schema.open_to_read(path).rows("SELECT (SELECT count(*) FROM segment), max(id) FROM sample") == [(1, 2)]
+
+
+def earlier(path: Path, to: Path) -> Path:
+    """The same run as the version before checksums wrote it."""
+    connection = sqlite3.connect(to)
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    for statements in schema.MIGRATIONS[:2]:
+        connection.executescript(statements)
+    connection.execute(f"ATTACH '{path}' AS now")
+    for (table,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
+        names = ", ".join(name for _, name, *_ in connection.execute(f"PRAGMA main.table_info({table})"))
+        connection.execute(f"INSERT INTO main.{table} SELECT {names} FROM now.{table}")
+    connection.commit()
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION}")
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    return to
+
+
+def test_a_file_of_an_earlier_version_is_read_without_and_says_so(long, tmp_path):
+    old = earlier(long, tmp_path / "fragment-1.sqlite")
+    before = old.read_bytes()
+    now, then = shown(long), shown(old)
+    assert UNCHECKED in then["facts"][-1]
+    assert UNCHECKED not in now["facts"][-1]
+    assert {**now, "facts": None} == {**then, "facts": None}
+    assert old.read_bytes() == before
+
+
+def test_what_is_added_to_an_earlier_file_has_checksums_and_the_rest_is_still_said_to_have_none(tmp_path):
+    path = earlier(write(tmp_path / "fragment-1.sqlite", range(200)), tmp_path / "fragment-0.sqlite")
+    write(path, range(200, 300))
+    reader = FragmentReader(schema.open_to_read(path))
+    assert reader.unchecked
+    assert reader.moments["step"].tolist() == [*range(300)]
+    tables = schema.open_to_read(path)
+    assert tables.rows("SELECT count(crc) FROM hot") == [(44,)]
+    assert {name for (name,) in tables.rows("SELECT name FROM checksum")} == set(WHOLE)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE hot SET numbers = zeroblob(length(numbers)) WHERE sample = 299")
+    connection.close()
+    with pytest.raises(InputError, match="a row of its table hot does not fit its checksum"):
+        shown(path)
+
+
+def test_a_small_table_that_was_emptied_is_an_error(tmp_path):
+    path = write(tmp_path / "fragment-0.sqlite", range(3))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM lost")
+        with pytest.raises(InputError, match="its table lost does not fit its checksum"):
+            whole(connection.execute, "lost")
+    connection.close()
+
+
+def test_every_flipped_bit_of_a_part_is_seen():
+    data = b"PAR1 numbers" + parts.CHECKSUM + b"00000000 more PAR1"
+    good = parts.with_checksum(data)
+    parts.check_bytes(good)
+    old = b"PAR1 of an earlier version PAR1"
+    parts.check_bytes(old)
+    assert parts.with_checksum(old) == old
+    mark = good.index(parts.CHECKSUM)
+    for bit in range(8 * len(good)):
+        changed = bytearray(good)
+        changed[bit // 8] ^= 1 << bit % 8
+        if not mark <= bit // 8 < mark + len(parts.CHECKSUM):  # without its mark it is as one of an earlier version
+            with pytest.raises(InputError, match="its bytes do not fit their checksum"):
+                parts.check_bytes(bytes(changed))
