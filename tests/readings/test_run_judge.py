@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attemper.readings import run_judge
 from attemper.readings.alarms import KINDS
 from attemper.readings.judge import Judge
 from attemper.readings.run_judge import RunJudge
@@ -126,3 +127,23 @@ def test_a_judge_of_runs_goes_on_sample_by_sample_and_with_more_of_them() -> Non
 def test_no_sample_and_samples_without_heads_raise_nothing() -> None:
     assert agree([]).alarms == ()
     assert agree(Sample(step, 0.0, (), ("max_logit",), np.empty((1, 0), np.float32)) for step in range(30)).alarms == ()
+
+
+def test_an_alarm_goes_on_where_its_layer_falls_while_its_head_has_too_few_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("judged_normalized_entropy", "rows", "judged_rows", "empty_rows", "nonfinite_rows")
+
+    def taken() -> Iterator[Sample]:
+        for step in range(80):
+            entropy = [0.9 if step < 40 else 0.01, *[0.9 if step < 44 else 0.08] * 2]
+            rows = [4.0 if 44 <= step < 50 else 256.0, 256.0, 256.0]
+            values = np.array([entropy, [512.0] * 3, rows, [0.0] * 3, [0.0] * 3], np.float32)
+            yield Sample(step, 0.0, sites(1, 3), names, values)
+
+    followed: list[bool] = []
+    one_by_one = run_judge._one_by_one
+    monkeypatch.setattr(run_judge, "_one_by_one", lambda *given: followed.append(True) or one_by_one(*given))
+    ends = {alarm.kind: alarm.ended for alarm in agree(taken()).alarms}
+    assert followed
+    assert ends["falling"] == 50
