@@ -103,7 +103,7 @@ def test_alarms_carry_the_loops_own_number_of_the_step() -> None:
 def test_a_step_that_is_no_number_is_an_error(number: Any) -> None:
     with (
         attemper.watch(Own()) as watch,
-        pytest.raises(InputError, match=r"watch\.step\(step\) must be an int, the loop's"),
+        pytest.raises(InputError, match=r"watch\.step\(step\) must be an int of 64 bits, the loop's"),
     ):
         watch.step(number)
 
