@@ -13,10 +13,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError
 from attemper.text import clean_name
+
+if TYPE_CHECKING:
+    import numpy as np
 
 COUNT = "a whole number from 0 on"
 LARGEST = 2**63 - 1
@@ -43,7 +46,7 @@ class Row(tuple[Any, ...]):
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
-    """The value of a JSON text: without NaN, infinite numbers, half characters, and names that stand twice.
+    """The value of a JSON text: without NaN, infinite numbers, and names that stand twice.
 
     Raises:
         InputError: the text is not JSON, or has one of these; the message begins with ``what``.
@@ -53,8 +56,6 @@ def parse_json(text: str | bytes, what: str) -> Any:
         found = json.loads(
             text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object_of_pairs
         )
-        if "\\ud" in text or "\\uD" in text:
-            json.dumps(found, ensure_ascii=False).encode("utf-8")  # raises where half a character stands alone
     except (ValueError, RecursionError) as error:
         raise InputError(f"{what} is not JSON: {error}.") from error
     return found
@@ -156,6 +157,16 @@ def _refusal(where: str, words: str, value: Any) -> InputError:
         more = ": it cannot be below 0"
     shown = f"{type(value).__name__} of {len(value)}" if isinstance(value, list | dict) else f"{value!r:.60}"
     return InputError(f"{place} must be {words}, got {shown}{more}.")
+
+
+def safetensors_bytes(arrays: Mapping[str, np.ndarray], text: str) -> bytes:
+    """A file of safetensors with these arrays, and ``text`` as its metadata "attemper"."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    # safetensors 0.8 writes the memory of an array as it lies, and that of columns in another order lies by columns.
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return save(whole, metadata={"attemper": text})
 
 
 def read_safetensors(

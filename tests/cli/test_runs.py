@@ -453,7 +453,7 @@ def test_no_verb_of_runs_loads_torch(folder: Path) -> None:
 def test_one_bad_run_leaves_the_others_in_the_list(
     command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(path: Path) -> None:
+    def broken(path: Path) -> object:
         if path.name == "a":
             raise KeyError("something nobody thought of")
         return opened(path)

@@ -28,11 +28,11 @@ from attemper import InputError, Store
 from attemper.monitor import recorder
 from attemper.monitor.snapshot import Snapshot, Transfer
 from attemper.monitor.watch import Watch
-from attemper.readings.judge import Judge
 from attemper.readings.reading import Alarm
 from attemper.store import process
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
+from attemper.store.ranks import Ranks
 from tests.report.test_page import data_of
 from tests.sites.own_models import Own
 
@@ -574,15 +574,15 @@ def test_of_a_long_run_the_first_and_the_last_samples_are_judged_when_it_goes_on
     monkeypatch.setattr(recorder, "FIRST_JUDGED", 2)
     run(range(10), store=tmp_path / "run")
     steps: list[int] = []
-    feed = Judge.feed
+    blocks = Ranks.blocks
 
-    def note(judge: Judge, sample: Any, **options: Any) -> Any:
-        steps.append(sample.step)
-        return feed(judge, sample, **options)
+    def note(ranks: Ranks, moments: Any, names: Any) -> Any:
+        steps.extend(moments[0]["step"].tolist())
+        return blocks(ranks, moments, names)
 
-    monkeypatch.setattr(Judge, "feed", note)
+    monkeypatch.setattr(Ranks, "blocks", note)
     run(range(10, 11), store=tmp_path / "run")
-    assert steps == [0, 1, 6, 7, 8, 9, 10]
+    assert steps == [0, 1, 6, 7, 8, 9]
 
 
 def test_a_print_of_the_watch_tells_what_was_dropped(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_fewest_keys_changes_nothing_but_the_buckets_and_what_is_judged() -> Non
 @pytest.mark.parametrize("read", [scanned, watched])
 def test_what_is_no_number_of_keys_is_refused(read: Callable[..., attemper.Scan], fewest: Any) -> None:
     with pytest.raises(
-        InputError, match=rf"{'scan' if read is scanned else 'watch'}\(fewest_keys=...\) must be a whole"
+        InputError, match=rf"{'scan' if read is scanned else 'watch'}\(fewest_keys=...\) must be an int of at least 2"
     ):
         read(40, fewest_keys=fewest)
 

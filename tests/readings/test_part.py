@@ -385,3 +385,16 @@ def test_sums_that_no_scan_gives_are_refused(name: str, value: float, message: s
     save_file(arrays, path, metadata=facts)
     with pytest.raises(InputError, match=rf"one\.safetensors is damaged: .*{message}"):
         attemper.load_scan(path)
+
+
+def test_a_file_of_parts_that_were_read_and_merged_holds_their_numbers(tmp_path: Path) -> None:
+    """Read, the columns of a part are put in order, and their memory lies by columns."""
+    for index, one in enumerate(scans()):
+        one.save(tmp_path / f"{index}.safetensors")
+    read = [part_file.load(tmp_path / f"{index}.safetensors") for index in range(SHARDS)]
+    merged = merge(read)
+    part_file.save(merged, tmp_path / "merged.safetensors")
+    again = part_file.load(tmp_path / "merged.safetensors")
+    for one, two in zip(merged.segments, again.segments, strict=True):
+        for key, site in one.sites.items():
+            np.testing.assert_array_equal(two.sites[key].sums, site.sums)

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.documents import COUNT, check_document, parse_json, read_safetensors
+from attemper.documents import COUNT, check_document, parse_json, read_safetensors, safetensors_bytes
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
 from attemper.fingerprints.packing import EXPONENT, pack, unpack, wide
@@ -90,8 +90,6 @@ def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: no file can be written there.
     """
-    from safetensors.numpy import save as to_bytes
-
     arrays: dict[str, Any] = {}
     sites = []
     for number, site in enumerate(found.sites):
@@ -113,7 +111,7 @@ def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
         for name in _OUTPUT_SHAPES:
             arrays |= pack(f"output.{name}", getattr(found.output, name), once=name != "rows")
     text = json.dumps(header, allow_nan=False, ensure_ascii=False)
-    return write_whole(path, to_bytes(arrays, metadata={"attemper": text}), "reading")
+    return write_whole(path, safetensors_bytes(arrays, text), "reading")
 
 
 def _pack_site(site: SiteFingerprint, before: str) -> dict[str, np.ndarray]:

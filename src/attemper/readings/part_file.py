@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.documents import COUNT, LARGEST, Row, check_document, parse_json, read_safetensors
+from attemper.documents import COUNT, LARGEST, Row, check_document, parse_json, read_safetensors, safetensors_bytes
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
 from attemper.readings.part import Part, Segment, Shard, label_list, merge
@@ -59,8 +59,6 @@ def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) 
     Raises:
         InputError: no file can be written there.
     """
-    from safetensors.numpy import save as to_bytes
-
     columns = [[name, place.stop - place.start] for name, place in places(int(part.law["fewest_keys"])).items()]
     arrays, segments = {}, []
     for number, segment in enumerate(part.segments):
@@ -82,7 +80,7 @@ def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) 
         "segments": segments,
     }
     text = json.dumps(header, allow_nan=False, ensure_ascii=False)
-    return write_whole(path, to_bytes(arrays, metadata={"attemper": text}), "reading")
+    return write_whole(path, safetensors_bytes(arrays, text), "reading")
 
 
 _PLAIN = (
