@@ -148,7 +148,8 @@ class Tables:
         except sqlite3.ProgrammingError as error:
             raise InputError(f"the run was closed: open it again with attemper.open_run. ({error})") from error
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise InputError(f"the run cannot be read: {error}.") from error
+            reason = " ".join(str(error).split())  # SQLite shows a table's definition as it was written, in lines
+            raise InputError(f"the run cannot be read: {reason}.") from error
         _check_cells([name for name, *_ in answer.description or ()], found)
         return found
 
