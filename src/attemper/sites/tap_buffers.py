@@ -221,11 +221,17 @@ def deliver() -> None:
             buffer.ran = False
 
 
+def _by_device(buffers: Iterable[TapBuffer]) -> Iterable[list[TapBuffer]]:
+    found: dict[torch.device, list[TapBuffer]] = {}
+    for buffer in buffers:
+        found.setdefault(buffer.sums.device, []).append(buffer)
+    return found.values()
+
+
 def _copies(buffers: list[TapBuffer]) -> list[tuple[TapBuffer, Tensor]]:
     """The sums of each, copied by one operator a device."""
     copies = []
-    for device in dict.fromkeys(buffer.sums.device for buffer in buffers):
-        own = [buffer for buffer in buffers if buffer.sums.device == device]
+    for own in _by_device(buffers):
         parts = torch.cat([buffer.sums for buffer in own]).split([len(buffer.sums) for buffer in own])
         copies += zip(own, parts, strict=True)
     return copies
@@ -233,8 +239,7 @@ def _copies(buffers: list[TapBuffer]) -> list[tuple[TapBuffer, Tensor]]:
 
 def _empty(buffers: Iterable[TapBuffer]) -> None:
     """Leaves no rows in the sums of each, by one operator a device."""
-    for device in dict.fromkeys(buffer.sums.device for buffer in buffers):
-        own = [buffer for buffer in buffers if buffer.sums.device == device]
+    for own in _by_device(buffers):
         sums, nothing = [buffer.sums for buffer in own], [buffer.nothing for buffer in own]
         torch._foreach_copy_(sums, nothing)  # pyright: ignore[reportPrivateImportUsage]
 
