@@ -105,7 +105,7 @@ def entmax(
 
     Source:
         Peters, Niculae and Martins 2019, "Sparse Sequence-to-Sequence Models"; alpha learned: Correia, Niculae and
-        Martins 2019, "Adaptively Sparse Transformers". Its gradient is derived in docs/design/0008-normalizers.md.
+        Martins 2019, "Adaptively Sparse Transformers". Its gradient: docs/derivations/normalizers.md.
 
     Example:
         >>> entmax(torch.tensor([1.0, 0.5, -1.0]), 2.0)
