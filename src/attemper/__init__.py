@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from attemper.store.folder import open_run
     from attemper.store.options import Store
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "AlarmLimits": "attemper.readings.limits",
