@@ -1,12 +1,13 @@
-"""Writes the output and the figure of every experiment into its page, docs/lab/NAME.md and NAME.png.
+"""Writes the output and the figure of every experiment into its page: NAME.md, NAME.png in docs/lab or docs/research.
 
 .venv/bin/python scripts/lab_pages.py                    # run all of them, write output and figures
 .venv/bin/python scripts/lab_pages.py scaling entropy    # only these
 .venv/bin/python scripts/lab_pages.py --check            # say which page differs from what its experiment prints
 
 Each block is what `COLUMNS=110 attemper lab NAME --png docs/lab/NAME.png` prints. Experiments that train models are not
-run: their pages show `docs/lab/results/NAME.json`, as `attemper lab NAME --results FILE` does. Tables that hold times
-or bytes of a machine are not compared, nor are figures that show them; the others are, byte for byte.
+run: their pages show what is kept of them, as `attemper lab NAME --results docs/lab/results/NAME.json` does, and
+`python -m research NAME --results research/results/NAME.json`. Tables that hold times or bytes of a machine are not
+compared, nor are figures that show them; the others are, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-PAGES = Path(__file__).resolve().parent.parent / "docs" / "lab"
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "lab"
 BEGIN, END = "<!-- output: begin -->", "<!-- output: end -->"
 COLUMNS = "110"
 MEASURED = "(measured on this machine)"
@@ -29,7 +31,7 @@ SIGNED = b"Software\0"
 def main(arguments: list[str]) -> int:
     from attemper.lab import EXPERIMENTS, TRAINED
 
-    known = [*EXPERIMENTS, *TRAINED]
+    known = [*EXPERIMENTS, *TRAINED, *research_names()]
     check = "--check" in arguments
     names = [name for name in arguments if name != "--check"] or known
     if unknown := set(names) - set(known):
@@ -40,19 +42,29 @@ def main(arguments: list[str]) -> int:
         print("\n".join(found) or "every page is what its experiment prints")
         return 1 if found else 0
     for name in names:
-        printed = output(name, PAGES / f"{name}.png")
-        for page in sorted(PAGES.glob(f"{name}.*md")):  # in every language
+        printed = output(name, folder(name) / f"{name}.png")
+        for page in sorted(folder(name).glob(f"{name}.*md")):  # in every language
             page.write_text(replaced(page.read_text("utf-8"), printed), encoding="utf-8")
             print(page)
     return 0
 
 
+def research_names() -> list[str]:
+    """The experiments of ``research/``, which stands beside this folder."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from research import EXPERIMENTS
+
+    return list(EXPERIMENTS)
+
+
+def folder(name: str) -> Path:
+    """Where the page of an experiment stands."""
+    return ROOT / "docs" / "research" if name in research_names() else PAGES
+
+
 def output(name: str, picture: Path | None = None) -> str:
     """What the command prints for this experiment in a terminal of 110 columns, without trailing blanks."""
-    from attemper.cli.lab import lab
-    from attemper.lab import TRAINED
-
-    results = PAGES / "results" / f"{name}.json" if name in TRAINED else None
     before = dict(os.environ)
     printed = StringIO()
     try:
@@ -60,11 +72,26 @@ def output(name: str, picture: Path | None = None) -> str:
         os.environ.pop("FORCE_COLOR", None)
         os.environ["COLUMNS"] = COLUMNS
         with redirect_stdout(printed), redirect_stderr(StringIO()):
-            lab(name, seed=0, as_json=False, png=picture, results=results)
+            show(name, picture)
     finally:
         os.environ.clear()
         os.environ.update(before)
     return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+
+
+def show(name: str, picture: Path | None) -> None:
+    """Prints the tables of an experiment, and draws its charts."""
+    if name in research_names():
+        from research.__main__ import main as research
+
+        drawn = ["--png", str(picture)] if picture else []
+        research([name, "--results", str(ROOT / "research" / "results" / f"{name}.json"), *drawn])
+        return
+    from attemper.cli.lab import lab
+    from attemper.lab import TRAINED
+
+    results = PAGES / "results" / f"{name}.json" if name in TRAINED else None
+    lab(name, seed=0, as_json=False, png=picture, results=results)
 
 
 def block(page: str) -> str:
@@ -80,22 +107,27 @@ def replaced(page: str, printed: str) -> str:
 
 def differences(name: str) -> list[str]:
     """One line for each way in which the page of an experiment is not what it should be."""
-    page, picture = PAGES / f"{name}.md", PAGES / f"{name}.png"
-    missing = [f"docs/lab/{path.name} is missing" for path in (page, picture) if not path.is_file()]
+    shown = "docs/research" if name in research_names() else "docs/lab"
+    page, picture = folder(name) / f"{name}.md", folder(name) / f"{name}.png"
+    missing = [f"{shown}/{path.name} is missing" for path in (page, picture) if not path.is_file()]
     if missing:
         return missing
     text = page.read_text("utf-8")
     found = []
     if f"]({picture.name})" not in text:
-        found.append(f"docs/lab/{page.name} does not show {picture.name}")
-    with tempfile.TemporaryDirectory() as folder:
-        drawn = Path(folder) / picture.name
+        found.append(f"{shown}/{page.name} does not show {picture.name}")
+    with tempfile.TemporaryDirectory() as drawings:
+        drawn = Path(drawings) / picture.name
         printed = f"\n```text\n{output(name, drawn)}\n```\n"
         if without_measured(block(text)) != without_measured(printed):
-            found.append(f"docs/lab/{page.name} is not what `attemper lab {name}` prints: scripts/lab_pages.py {name}")
+            found.append(f"{shown}/{page.name} is not what `{command(name)}` prints: scripts/lab_pages.py {name}")
         if MEASURED not in printed and not same_picture(picture.read_bytes(), drawn.read_bytes()):
-            found.append(f"docs/lab/{picture.name} is not what `attemper lab {name}` draws: lab_pages.py {name}")
+            found.append(f"{shown}/{picture.name} is not what `{command(name)}` draws: lab_pages.py {name}")
     return found
+
+
+def command(name: str) -> str:
+    return f"python -m research {name}" if name in research_names() else f"attemper lab {name}"
 
 
 def without_measured(printed: str) -> str:

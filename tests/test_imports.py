@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 import attemper
-from tests.support.import_table import FACADE, MAY_IMPORT, ONLY_INSIDE, WITHOUT_TORCH, violations
+from tests.support.import_table import (
+    FACADE,
+    MAY_IMPORT,
+    ONLY_INSIDE,
+    RESEARCH_INTERNALS,
+    WITHOUT_TORCH,
+    imports_of,
+    violations,
+)
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "design" / "0001-architecture.md"
@@ -31,6 +39,19 @@ def test_every_import_is_one_that_the_table_allows():
     assert "attemper/functional/attention.py" in sources
     found = list(violations(sources, attemper._HOMES))
     assert not found, "\n" + "\n".join(found)
+
+
+def test_research_imports_public_names_the_lab_and_a_short_list():
+    allowed = {f"{FACADE}.{name}" for name in (*attemper.__all__, "lab")}
+    found = {
+        (path.relative_to(ROOT).as_posix(), imported.line, imported.target)
+        for path in sorted((ROOT / "research").rglob("*.py"))
+        for imported in imports_of(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"), {})
+        if imported.target.split(".")[0] == FACADE
+    }
+    assert len(found) > 50
+    others = {one for one in found if one[2] not in allowed and not one[2].startswith(f"{FACADE}.lab.")}
+    assert {target for *_, target in others} == RESEARCH_INTERNALS, sorted(others)
 
 
 def test_the_table_in_the_design_note_is_the_one_enforced_here():
@@ -135,6 +156,7 @@ def found_in(path: str, source: str) -> list[str]:
         ("attemper/utils/text.py", "import os\n", 1, "layer 'utils' is not in the table"),
         ("attemper/nn/softmax.py", "from attemper import helpers\n", 1, "layer 'helpers' is not in the table"),
         ("attemper/nn/softmax.py", "from attemper import *\n", 1, "layer 'nn' imports layer 'attemper'"),
+        ("attemper/lab/a.py", "from research import length\n", 1, "research, which stands beside the package"),
     ],
 )
 def test_an_import_outside_the_table_is_told_with_its_line_and_both_layers(path, source, line, message):

@@ -20,7 +20,7 @@ import attemper
 from attemper import cli
 from attemper.cli.demo_view import Curves
 from attemper.lab.trained import demo
-from tests.lab.small import CONFIG, corpus
+from tests.support.small_runs import CONFIG, corpus
 
 Run = Callable[..., tuple[int, str, str]]
 

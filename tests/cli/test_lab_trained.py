@@ -17,7 +17,7 @@ from attemper.lab.experiment import Column, Experiment, Table
 from tests.support.command import Ended, run_command
 
 RESULT = Experiment(
-    name="length", question="is this a test?", seed=0, charts=(),
+    name="collapse", question="is this a test?", seed=0, charts=(),
     tables=(Table(title="one", see="Nothing.", columns=(Column("x"),), rows=((1.5,),)),),
 )  # fmt: skip
 
@@ -47,22 +47,22 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_options_reach_the_training_and_progress_goes_to_stderr(command, asked: dict[str, Any], tmp_path: Path):
     ended = command(
-        "length", "--out", tmp_path, "--workers", 3, "--steps", 5, "--seeds", 1, "--at-most", 0, "--quick", "--json"
+        "collapse", "--out", tmp_path, "--workers", 3, "--steps", 5, "--seeds", 1, "--at-most", 0, "--quick", "--json"
     )
     assert ended.code == 0, ended.err
     numbers = {"workers": 3, "steps": 5, "seeds": 1, "at_most": 0}
-    assert asked == {"name": "length", "out": tmp_path, **numbers, "quick": True}
+    assert asked == {"name": "collapse", "out": tmp_path, **numbers, "quick": True}
     assert json.loads(ended.out)["tables"][0]["rows"] == [[1.5]]
     told, kept, done = ended.err.splitlines()
-    assert "a model read at eight times its length" in told
+    assert "training in which attention collapses" in told
     assert "with --quick, which is no result" in told
     assert kept == f"runs are kept in {tmp_path}: stopped with Ctrl-C, it goes on when called again"
     assert done == "1 of 1: done"
 
 
 def test_without_options_runs_are_kept_in_a_folder_of_the_experiment(command, asked: dict[str, Any]):
-    assert "length: is this a test?" in command("length").out
-    assert asked == {"name": "length", "out": Path("lab-runs/length")}
+    assert "collapse: is this a test?" in command("collapse").out
+    assert asked == {"name": "collapse", "out": Path("lab-runs/collapse")}
 
 
 def test_an_interrupted_training_says_how_to_go_on(command, monkeypatch: pytest.MonkeyPatch):
@@ -130,9 +130,9 @@ except Told:
         (("scaling", "--workers", "2"), "scaling has no --workers"),
         (("scaling", "--quick"), "scaling has no --quick"),
         (("scaling", "--results", "x.json"), "scaling has no --results"),
-        (("length", "--seed", "3"), "length runs over several seeds: take --seeds."),
-        (("length", "--results", "x.json", "--steps", "3"), "results that are there are shown; nothing else fits."),
-        (("length", "--workers", "0"), "Invalid value for '--workers'"),
+        (("collapse", "--seed", "3"), "collapse runs over several seeds: take --seeds."),
+        (("collapse", "--results", "x.json", "--steps", "3"), "results that are there are shown; nothing else fits."),
+        (("collapse", "--workers", "0"), "Invalid value for '--workers'"),
     ],
 )
 def test_options_that_would_do_nothing_are_bad_usage(command, asked: dict[str, Any], arguments: tuple, message: str):
@@ -151,3 +151,13 @@ def test_results_that_are_there_are_shown_and_others_refused(command, asked: dic
     assert other.code == 1
     assert "holds no results of 'collapse' in schema 1" in other.err
     assert not asked
+
+
+@pytest.mark.parametrize("name", lab.RESEARCH)
+def test_an_experiment_that_left_the_package_ends_with_2_and_the_line_that_runs_it(command, name: str):
+    ended = command(name, "--workers", 2, "--at-most", 0)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        f"attemper: lab {name}: it has moved out of the package. Run it from a clone of attemper's repository, with "
+        f"the same options: `python -m research {name}`.\n"
+    )

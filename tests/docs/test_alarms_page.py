@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import attemper
-from attemper.lab.trained import early_warning
 from attemper.readings import laws
 from attemper.readings.alarms import ALARMS, AlarmKind
+from research import RESULTS
+from research.early_warning.tables import experiment
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "alarms.md").read_text("utf-8")
@@ -40,8 +41,8 @@ def test_the_table_is_the_list():
 
 @pytest.mark.parametrize("page", ["alarms.md", "alarms.zh-CN.md"])
 def test_the_counts_are_those_of_the_benchmark(page: str):
-    content = json.loads((DOCS / "lab" / "results" / "early-warning.json").read_text("utf-8"))
-    rows = early_warning.experiment(content).table("the alarms that ship, by their defaults").rows
+    content = json.loads((RESULTS / "early-warning.json").read_text("utf-8"))
+    rows = experiment(content).table("the alarms that ship, by their defaults").rows
     told = [f"| {name} | {' | '.join(map(str, counts))} | {lead:g} |" for name, _, *counts, lead, _ in rows]
     text = (DOCS / page).read_text("utf-8")
     assert "\n".join(told) in text, "\n".join(told)

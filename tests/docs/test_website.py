@@ -24,7 +24,7 @@ TRANSLATED_PAGES = (
     "README.md", "tutorial.md", "guide.md", "alarms.md", "articles/from-article-to-library.md",
     *(
         f"{folder}/{path.name}"
-        for folder in ("tasks", "lab")
+        for folder in ("tasks", "lab", "research")
         for path in sorted((DOCS / folder).glob("*.md")) if not path.name.endswith(TRANSLATED)
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.demo import RAISED, DemoRun, LossAlarm, Outcome, Progress, run_demo
-from tests.lab.small import CONFIG, corpus
+from tests.support.small_runs import CONFIG, corpus
 
 SHORT = DemoRun(steps=120, config=ByteConfig(layers=2, heads=2, width=32, context=64))
 FULL = pytest.mark.slow("the demo at its full length")

@@ -13,7 +13,7 @@ from attemper.lab.corpus import Corpus
 from attemper.lab.trained import runs
 from attemper.lab.trained.runs import records
 from attemper.lab.trained.training import Run
-from tests.lab.small import corpus, small
+from tests.support.small_runs import corpus, small
 
 CALLS: list[Run] = []
 

@@ -12,7 +12,7 @@ import pytest
 
 from attemper import lab
 from attemper.errors import InputError
-from attemper.lab import EXPERIMENTS, TRAINED, read_results, train
+from attemper.lab import EXPERIMENTS, RESEARCH, TRAINED, read_results, train
 from attemper.lab.trained.summary import read_summary, write_results
 
 ROOT = Path(__file__).parents[2]
@@ -46,13 +46,13 @@ def test_results_are_small_and_hold_no_place_of_a_machine(name: str):
 
 def test_experiments_that_train_are_not_those_that_run_in_seconds():
     assert not set(TRAINED) & set(EXPERIMENTS)
-    with pytest.raises(InputError, match=r"lab length: it trains models. Take attemper.lab.train\('length', out=...\)"):
-        lab.run("length")
+    with pytest.raises(InputError, match=r"lab collapse: it trains models. Take attemper.lab.train\('collapse', out"):
+        lab.run("collapse")
 
 
 def test_an_unknown_name_lists_those_that_train(tmp_path: Path):
     for call in (lambda: train("scaling", out=tmp_path), lambda: read_results("scaling", tmp_path / "x")):
-        with pytest.raises(InputError, match=r"lab experiment that trains.*'lr-sensitivity', 'collapse', 'length'"):
+        with pytest.raises(InputError, match=r"lab experiment that trains must be one of 'collapse'"):
             call()
 
 
@@ -61,22 +61,22 @@ ANYTHING: Any = 1.5
 
 @pytest.mark.parametrize("given", [{"steps": 0}, {"seeds": ANYTHING}, {"steps": True}])
 def test_numbers_that_are_none_are_refused(given: dict[str, Any], tmp_path: Path):
-    with pytest.raises(InputError, match=f"lab length: {next(iter(given))} must be an int of at least 1, got"):
-        train("length", out=tmp_path, **given)
+    with pytest.raises(InputError, match=f"lab collapse: {next(iter(given))} must be an int of at least 1, got"):
+        train("collapse", out=tmp_path, **given)
 
 
 def test_a_file_of_results_has_a_line_for_each_run_and_comes_back_the_same(tmp_path: Path):
-    content = {"schema": 1, "experiment": "length", "planned": 2, "runs": [{"run": {"a": 1}}, {"run": {"a": None}}]}
+    content = {"schema": 1, "experiment": "collapse", "planned": 2, "runs": [{"run": {"a": 1}}, {"run": {"a": None}}]}
     path = write_results(content, tmp_path / "results.json")
-    assert json.loads(path.read_text("utf-8")) == content == read_summary(path, "length")
+    assert json.loads(path.read_text("utf-8")) == content == read_summary(path, "collapse")
     assert '{"run": {"a": 1}},\n{"run": {"a": null}}\n' in path.read_text("utf-8")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2, "experiment": "length"}', '{"schema": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2, "experiment": "collapse"}', '{"schema": 1}'])
 def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(InputError, match=r"Name (one|a file) that `attemper lab length --out FOLDER` wrote"):
-        read_results("length", tmp_path / "x.json")
+    with pytest.raises(InputError, match=r"Name the results\.json that the experiment wrote into its folder of runs"):
+        read_results("collapse", tmp_path / "x.json")
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -90,5 +90,13 @@ def test_results_that_were_cut_are_refused_by_what_is_missing(tmp_path: Path, na
 
 def test_a_folder_without_runs_is_named_where_none_is_trained(tmp_path: Path):
     with pytest.raises(InputError, match=r"there are no runs in '.*nowhere', and at_most=0 trains none"):
-        train("early-warning", out=tmp_path / "nowhere", at_most=0)
+        train("collapse", out=tmp_path / "nowhere", at_most=0)
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", RESEARCH)
+def test_an_experiment_that_left_the_package_says_where_it_is(name: str, tmp_path: Path):
+    assert not {name} & {*EXPERIMENTS, *TRAINED}
+    for call in (lambda: lab.run(name), lambda: train(name, out=tmp_path), lambda: read_results(name, tmp_path)):
+        with pytest.raises(InputError, match=rf"has moved out of the package.*: `python -m research {name}`"):
+            call()

@@ -15,7 +15,7 @@ from attemper.lab.trained import interventions, training
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, Control, configure
 from attemper.lab.trained.proposals import GatedAttention, QueryKeyRates, add_gates
 from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows, one_step, start, trained
-from tests.lab.small import CONFIG, corpus, small
+from tests.support.small_runs import CONFIG, corpus, small
 
 
 def test_the_rate_rises_to_its_peak_and_falls_to_nearly_nothing():

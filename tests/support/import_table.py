@@ -59,6 +59,21 @@ WITHOUT_TORCH = {
 }
 """Never import torch: it costs seconds."""
 
+BESIDE = {"benchmarks", "research", "scripts", "tests"}
+"""In the repository, and not in the wheel."""
+
+RESEARCH_INTERNALS = {
+    "attemper.cli.lab",  # tables in the terminal
+    "attemper.cli.output",  # lines on stderr
+    "attemper.files",  # files that are written whole or not at all
+    "attemper.readings.alarms",  # the list of alarms, which is judged
+    "attemper.readings.judge",  # the judge of alarms
+    "attemper.readings.laws",  # the laws by which detectors are what a watch computes
+    "attemper.readings.reading",  # the fewest keys of a row that counts
+    "attemper.readings.sample",  # what the judge is given
+}
+"""What ``research/`` may import of the package, beside public names and ``attemper.lab``."""
+
 HEAVY = {"torch", "numpy", "transformers", "safetensors"}
 """What the command line may load inside a verb only, directly or by way of our own modules."""
 
@@ -175,6 +190,8 @@ def _refused(layer: str, found: Import) -> str | None:
     top = found.target.split(".")[0]
     if top == "torch" and layer in WITHOUT_TORCH:
         return f"layer {layer!r} imports torch, which it must never do"
+    if top in BESIDE:
+        return f"layer {layer!r} imports {top}, which stands beside the package"
     if top != FACADE:
         return None
     target = layer_of(found.target)

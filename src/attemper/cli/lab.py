@@ -61,10 +61,12 @@ def lab(
 ) -> None:
     """Small experiments on why attention is scaled and what temperature does. Without a name, lists them.
 
-    Those that train models take minutes to an hour; stopped, they go on where they were when called again.
+    `collapse` trains models for half an hour; stopped, it goes on where it was when called again.
     """
-    from attemper.lab import EXPERIMENTS, TRAINED, run
+    from attemper.lab import EXPERIMENTS, RESEARCH, TRAINED, new_place, run
 
+    if experiment in RESEARCH:
+        raise SystemExit(failure(new_place(experiment), 2))
     if experiment is None:
         if png is not None:
             raise typer.BadParameter("a picture needs the name of an experiment.", param_hint="--png")
@@ -99,7 +101,7 @@ def lab(
     if as_json:
         print_json(result.to_json(indent=2))
     else:
-        _print(result)
+        print_experiment(result)
 
 
 def _write_page(experiment: str, html: Path | None, seed: int) -> None:
@@ -194,7 +196,8 @@ def _list(experiments: dict[str, str], as_json: bool) -> None:
     Console().print(table)
 
 
-def _print(result: Experiment) -> None:
+def print_experiment(result: Experiment) -> None:
+    """The tables of an experiment, each as wide as the terminal lets it be."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)

@@ -1,8 +1,8 @@
 """Small experiments that show why attention is scaled and what temperature does, on the functions that users call.
 
-One file an experiment, one function of the same name: ``run("scaling", seed=0)`` is ``scaling.scaling(seed=0)``. Those
-that train models, for up to an hour, are planned in a file each and run by ``train``; what they found is kept in small
-files of results, which ``read_results`` reads. The small model and the text that scans read by default live here, too.
+One file an experiment, one function of the same name: ``run("scaling", seed=0)`` is ``scaling.scaling(seed=0)``. One
+that trains models, for half an hour, is planned in a file and run by ``train``; what it found is kept in a small file
+of results, which ``read_results`` reads. The small model and the text that scans read by default live here, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from attemper.checks import one_of, whole_number
@@ -31,12 +32,12 @@ EXPERIMENTS: dict[str, str] = {
 """Name -> what it shows."""
 
 TRAINED: dict[str, str] = {
-    "lr-sensitivity": "how much the loss depends on the learning rate, under each way to temper attention",
     "collapse": "training in which attention collapses, and the same held in eight ways",
-    "length": "a model read at eight times its length: temperatures by length, and calibrated ones",
-    "early-warning": "which alarm to believe: detectors on runs with known faults, and on their healthy twins",
 }
-"""Name -> what it shows, of experiments that train models: minutes to an hour."""
+"""Name -> what it shows, of experiments that train models."""
+
+RESEARCH = ("lr-sensitivity", "length", "early-warning")
+"""Experiments that left the package in 0.3. Until 0.4 their names say where they went."""
 
 TAKES: dict[str, str] = {
     "scaling": "some seconds",
@@ -47,10 +48,7 @@ TAKES: dict[str, str] = {
     "information": "some seconds",
     "representation": "up to a minute",
     "regularization": "a quarter of a minute",
-    "lr-sensitivity": "an hour and a half on two cores",
     "collapse": "about half an hour on two cores",
-    "length": "about half an hour on two cores",
-    "early-warning": "some hours on two cores",
 }
 """Name -> how long it takes on a machine of today."""
 
@@ -68,6 +66,8 @@ def run(name: str, *, seed: int = 0) -> Experiment:
         InputError: no experiment has this name, or the seed is not an int of at least 0; or it trains models, which
             :func:`train` does.
     """
+    if name in RESEARCH:
+        raise InputError(new_place(name))
     if name in TRAINED:
         raise InputError(f"lab {name}: it trains models. Take attemper.lab.train({name!r}, out=...).")
     one_of("lab experiment", name, EXPERIMENTS)
@@ -75,8 +75,16 @@ def run(name: str, *, seed: int = 0) -> Experiment:
     return getattr(import_module(f"attemper.lab.{name}"), name)(seed=seed)
 
 
+def new_place(name: str) -> str:
+    """Where an experiment of ``RESEARCH`` is now, and the line that runs it."""
+    return (
+        f"lab {name}: it has moved out of the package. Run it from a clone of attemper's repository, with the same "
+        f"options: `python -m research {name}`."
+    )
+
+
 def train(
-    name: str,
+    name: str | ModuleType,
     *,
     out: Path,
     workers: int = 2,
@@ -89,7 +97,7 @@ def train(
     """Runs an experiment that trains models, or goes on with it: runs that are in ``out`` are not done again.
 
     Args:
-        name: of ``TRAINED``.
+        name: of ``TRAINED``, or the module of an experiment beside them.
         out: folder for a file of each run and, at the end, ``results.json``.
         workers: processes, each with one thread of torch. Their number changes no digit.
         steps: of each run; None for the experiment's own.
@@ -104,7 +112,7 @@ def train(
     """
     from attemper.lab.trained import summary
 
-    module = _trained_module(name)
+    name, module = _trained_module(name)
     given = {
         key: whole_number(f"lab {name}: {key}", value)
         for key, value in (("steps", steps), ("seeds", seeds))
@@ -118,10 +126,10 @@ def train(
     planned = module.plan(quick=quick, **given)
     content = module.results(planned, out, quick=quick, workers=workers, at_most=at_most, report=report)
     report(f"written: {summary.write_results(content, out / RESULTS)}")
-    return read_results(name, out / RESULTS)
+    return read_results(module, out / RESULTS)
 
 
-def read_results(name: str, results: Path) -> Experiment:
+def read_results(name: str | ModuleType, results: Path) -> Experiment:
     """An experiment that trains, from a file of results that :func:`train` wrote.
 
     Raises:
@@ -129,18 +137,22 @@ def read_results(name: str, results: Path) -> Experiment:
     """
     from attemper.lab.trained.summary import read_summary
 
-    module = _trained_module(name)
+    name, module = _trained_module(name)
     content = read_summary(results, name)
     try:
         return module.experiment(content)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise InputError(
             f"lab {name}: {str(results)!r} cannot be shown, it was cut or is of another version of attemper "
-            f"({type(error).__name__}: {error}). Make it anew from its runs: `attemper lab {name} --out FOLDER "
-            "--at-most 0`."
+            f"({type(error).__name__}: {error}). Make it anew from its runs: --out FOLDER --at-most 0."
         ) from error
 
 
-def _trained_module(name: str) -> Any:
-    one_of("lab experiment that trains", name, TRAINED)
-    return import_module(f"attemper.lab.trained.{name.replace('-', '_')}")
+def _trained_module(name: str | ModuleType) -> tuple[str, Any]:
+    """The name and the module of an experiment that trains: ``NAME``, ``plan``, ``results`` and ``experiment``."""
+    if isinstance(name, str):
+        if name in RESEARCH:
+            raise InputError(new_place(name))
+        one_of("lab experiment that trains", name, TRAINED)
+        name = import_module(f"attemper.lab.trained.{name}")
+    return name.NAME, name

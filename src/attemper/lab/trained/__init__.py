@@ -1,1 +1,1 @@
-"""Experiments that train small models, for minutes to an hour."""
+"""Training of small models: the experiment on collapse, the demo, and what both and ``research/`` share."""

@@ -1,6 +1,6 @@
 """Training in which attention collapses onto single keys, and the same training held by what tempers it.
 
-The setting is the highest learning rate of the experiment on learning rates, in windows of twice the length.
+The setting is the highest learning rate of ``research/lr_sensitivity.py``, in windows of twice the length.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from attemper.lab.trained.signals import COLLAPSED
 from attemper.lab.trained.summary import of_training
 from attemper.lab.trained.training import Run, trained
 
+NAME = "collapse"
 SETTING = Run(rate=3e-2, steps=300, config=ByteConfig(width=64, context=128))
 QUICK = Run(rate=3e-2, steps=12, batch=2, every=4, config=ByteConfig(layers=2, heads=2, width=16, context=32))
 
@@ -35,14 +36,14 @@ def plan(steps: int = SETTING.steps, seeds: int = 3, *, quick: bool = False) -> 
 
 def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
     """The content of the results file; ``how`` as in ``runs.records``."""
-    return train_and_sum_up("collapse", planned, out, trained, of_training, **how)
+    return train_and_sum_up(NAME, planned, out, trained, of_training, **how)
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:
     """Tables and charts of a results file."""
     runs = content["runs"]
     return Experiment(
-        name="collapse",
+        name=NAME,
         question="what holds attention in a training where it collapses?",
         seed=0,
         tables=(_side_by_side(content), _layers(runs), _by_seed(runs)),

@@ -123,15 +123,6 @@ def train_and_sum_up(
     return summary(experiment, len(planned), records(planned, out, job=job, **how), kept)
 
 
-def read_documents(
-    runs: Sequence[Run], folder: Path, *, job: Job = trained, corpus: Corpus | None = None
-) -> list[dict[str, Any]]:
-    """The documents of those ``runs`` that are in ``folder``, without computing any."""
-    text = corpus or standard_library()
-    paths = [folder / file_name(identity(run, job, text)) for run in runs]
-    return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
-
-
 def _run_all(work: list[Callable[[], None]], workers: int) -> Iterator[int]:
     """Does it all; the place of each as it is done."""
     if workers == 1 or len(work) < 2:

@@ -62,13 +62,13 @@ def read_summary(path: Path, experiment: str) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"lab {experiment}: {str(path)!r} is no file of results: {error}. Name one that `attemper lab {experiment} "
-            "--out FOLDER` wrote, FOLDER/results.json."
+            f"lab {experiment}: {str(path)!r} is no file of results: {error}. Name the results.json that the "
+            "experiment wrote into its folder of runs."
         ) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or content.get("experiment") != experiment:
         raise InputError(
-            f"lab {experiment}: {str(path)!r} holds no results of {experiment!r} in schema {SCHEMA}. Name a file that "
-            f"`attemper lab {experiment} --out FOLDER` wrote, FOLDER/results.json."
+            f"lab {experiment}: {str(path)!r} holds no results of {experiment!r} in schema {SCHEMA}. Name the "
+            "results.json that the experiment wrote into its folder of runs."
         )
     return content
 

@@ -1,0 +1,3 @@
+"""The script that writes pages, for those of research."""
+
+from tests.lab.conftest import script as script
