@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 import attemper
-from attemper.sites import torch_functions
+from attemper.sites import tap, torch_functions
 from attemper.sites.observation import present
+from attemper.sites.padding import CallContext
 from attemper.store import writer
 from attemper.store.writer import open_writer
 from tests.monitor.test_watch_failures import model, run
@@ -22,10 +27,13 @@ from tests.support.samples import sample
 ROOT = os.path.dirname(attemper.__file__)
 DOORS = {
     "Door.__call__", "Watch.step", "Watch.close", "AttentionMode.__torch_function__", "_reporting.<locals>.wrapper",
-    "beside", "CallContext.guard.<locals>.safe", "_tap", "tap",
+    "beside", "CallContext.guard.<locals>.safe", "_tap", "tap", "tap_call",
+    "_with_wraps.<locals>.get_interface", "_Reporting.__call__", "_in_place",
 }  # fmt: skip
-"""What torch or the user calls of ours. What they run is inside of a try; that they are entered at all is taken for
-granted. ``tap`` is a line of the model's: it raises where its arguments have no meaning."""
+"""What torch, transformers or the user calls of ours. What they run is inside of a try; that they are entered at all is
+taken for granted."""
+MODELS_OWN = {"attention", "output_and_statistics"}
+"""The model's own attention, where that is ours: nothing else could take its place."""
 
 
 class Fault(RuntimeError):
@@ -45,39 +53,107 @@ def door_of(frame: FrameType) -> str | None:
             names.append(outer.f_code.co_qualname)
         outer = outer.f_back
     found = next((name for name in names if name in DOORS), None)
-    return None if found in (None, names[0], "tap") or "attention" in names else found
+    return None if found in (None, names[0]) or not MODELS_OWN.isdisjoint(names) else found
 
 
-def train(profile: Any) -> tuple[Any, attemper.Watch, list[torch.Tensor]]:
+def tempered_model() -> Any:
     one = model()
-    watch = attemper.watch(one, every=2, rows=4)
+    for layer in one.layers:
+        layer.inner = Same()  # of nn.MultiheadAttention the normalizer cannot be changed
+    attemper.temper(one, normalizer="sparsemax", sites=["layers.0"])
+    return one
+
+
+class Same(nn.Module):
+    def forward(self, x: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor]:
+        return (x,)
+
+
+class Registry(nn.Module):
+    """A model of transformers, called as ``run`` calls its model."""
+
+    def __init__(self, implementation: str) -> None:
+        super().__init__()
+        pytest.importorskip("transformers")
+        from attemper.sites.transformers import register
+        from tests.monitor.tiny_models import TINY
+
+        register()
+        torch.manual_seed(0)
+        self.inner = TINY["llama"].build().train()
+        self.inner.set_attn_implementation(implementation)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.inner(x[..., 0].mul(1000).long().remainder(100), attention_mask=attention_mask).logits
+
+
+MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "own": (model, {}),
+    "stored": (model, {"on_alarm": print}),
+    "tempered": (tempered_model, {}),
+    "registry": (partial(Registry, "sdpa"), {}),
+    "replaced": (partial(Registry, "sdpa"), {"observe": "replace"}),
+    "taps": (partial(Registry, "attemper"), {}),
+}
+"""How a model attends, and how it is watched."""
+
+
+class Numbered:
+    """A watch whose steps have the loop's numbers."""
+
+    def __init__(self, watch: attemper.Watch) -> None:
+        self.watch, self.number = watch, 0
+
+    def step(self) -> None:
+        self.watch.step(self.number)
+        self.number += 1
+
+
+def train(case: str, profile: Any, folder: Path) -> tuple[Any, attemper.Watch, list[torch.Tensor]]:
+    build, options = MODELS[case]
+    one = build()
+    store = folder / str(len(list(folder.iterdir()))) if case == "stored" else None
+    watch = attemper.watch(one, every=2, rows=4, store=store, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sys.setprofile(profile)
         try:
-            found = run(one, watch)
+            found = run(one, cast(Any, Numbered(watch) if store else watch))
             watch.close()
         finally:
             sys.setprofile(None)
     return one, watch, found
 
 
-def functions_in_a_step() -> list[CodeType]:
+def functions_in_a_step(case: str, folder: Path) -> list[CodeType]:
     found: dict[CodeType, None] = {}
 
     def collect(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and is_ours(frame.f_code) and frame.f_code not in found and door_of(frame):
             found[frame.f_code] = None
 
-    train(collect)
+    train(case, collect, folder)
     return list(found)
 
 
-def test_a_fault_in_any_function_of_ours_stops_no_training_and_changes_no_bit(full_size: bool) -> None:
-    plain, codes = run(model(), None), functions_in_a_step()
+def hooks(one: nn.Module) -> int:
+    return sum(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in one.modules())
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_fault_in_any_function_of_ours_stops_no_training_and_changes_no_bit(
+    case: str, full_size: bool, tmp_path: Path
+) -> None:
+    build, codes = MODELS[case][0], functions_in_a_step(case, tmp_path)
+    before = build()
+    plain, kept = run(before, None), hooks(before)
     assert len(codes) > 250
     doors = [code for code in codes if code.co_filename.endswith(("hooks.py", "watch.py", "observation.py"))]
-    chosen, faults = list(codes if full_size else dict.fromkeys([*doors[::4], *codes[::24]])), 0
+    ways = [
+        code for code in codes if code.co_filename.endswith(("sites/transformers.py", "sites/tap.py", "sites/act.py"))
+    ]
+    some = dict.fromkeys([*doors[::4], *codes[::24]] if case == "own" else ways[:: 2 if case != "stored" else 8])
+    chosen, faults = list(codes if full_size else some), 0
     for code in chosen:
         name = f"{os.path.relpath(code.co_filename, ROOT)}: {code.co_qualname}"
 
@@ -88,11 +164,49 @@ def test_a_fault_in_any_function_of_ours_stops_no_training_and_changes_no_bit(fu
                 sys.setprofile(None)
                 raise Fault
 
-        one, _, found = train(inject)
-        assert all(map(torch.equal, found, plain)), name
-        assert not any(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in one.modules()), name
+        one, _, found = train(case, inject, tmp_path)
+        # A kernel of ours in the place of the model's rounds otherwise.
+        assert case == "replaced" or all(map(torch.equal, found, plain)), name
+        assert hooks(one) == kept, name
         assert (present(), torch_functions._active.get()) == ((), False), name
+    print(f"{case}: {len(codes)} functions, {faults} faults, 0 stops")
     assert faults > 0.8 * len(chosen), "what is kept after its first call runs once in a process"
+
+
+def test_a_tap_that_fails_without_a_watch_is_told_once_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise Fault("no operands")
+
+    monkeypatch.setattr(tap, "operands_of", fail)
+    for _ in range(2):
+        attemper.tap(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), name="a")
+    (record,) = caplog.records
+    assert record.message == "attemper: not measured: Fault: no operands. Training goes on."
+
+
+def test_a_tap_with_an_option_that_is_none_still_raises() -> None:
+    with pytest.raises(TypeError, match=r"tap\(\) got an unexpected keyword argument 'softcaps'"):
+        attemper.tap(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), name="a", softcaps=1.0)  # pyright: ignore
+
+
+def test_a_failure_in_a_hook_whose_report_fails_goes_to_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise Fault("no report")
+
+    one, plain = model(), run(model(), None)
+    monkeypatch.setattr(attemper.Watch, "note_failure", fail)
+    monkeypatch.setattr(CallContext, "leave_module", fail)
+    with attemper.watch(one) as watch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = run(one, watch)
+    assert all(map(torch.equal, found, plain))
+    assert [record.message for record in caplog.records] == [
+        "attemper: not measured: Fault: no report. Training goes on."
+    ]
 
 
 def test_where_no_thread_can_start_training_goes_on_and_the_end_of_the_run_writes_it(

@@ -38,7 +38,7 @@ from attemper.sites.find import all_sites, projects
 from attemper.sites.identity import Places, places, sketch
 from attemper.sites.mixers import Mixers
 from attemper.sites.names import class_name, is_wanted, names_of, unwrap
-from attemper.sites.observation import AttentionCall, UnsupportedCallError
+from attemper.sites.observation import AttentionCall, UnsupportedCallError, tell
 from attemper.sites.padding import CallContext
 from attemper.sites.sharded import first_head, local
 from attemper.sites.tap_buffers import TapBuffer
@@ -61,7 +61,7 @@ class Collector:
         self.scope, self.context, self._quiet = scope, context, quiet
         self.stats, self.backend, self.replace = scope.stats, scope.backend, scope.replace
         if quiet is not None:
-            context.fail = self.fail
+            context.fail = partial(tell, observers=(self,))
         self.sites: dict[SiteKey, SiteSums] = {}
         self.skipped: dict[str, str] = {}
         self._withdrawn: dict[str, str] = {}

@@ -108,7 +108,7 @@ def watch(
             process that writes it is closed first. None keeps a history in memory, thinned with age where it would
             take more than 64 MB.
         observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here
-            on sampled passes, output and statistics in one pass (not with attention dropout).
+            on sampled passes, output and statistics in one pass; with attention dropout, beside.
         backend: as in :func:`attemper.attention`.
         limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of its names. A watch has a history, and so
             alarms on change: growth of logits, fall of entropy against the first samples, drift, dead heads. Each

@@ -25,7 +25,7 @@ from attemper.functional.attention import attention
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, Temperature, times
 from attemper.sites.names import names_of
-from attemper.sites.observation import AttentionCall, check_mask, report
+from attemper.sites.observation import AttentionCall, beside, check_mask, report
 from attemper.statistics import rowwise_names
 
 
@@ -296,9 +296,11 @@ def _with_normalizer(
 
 def _by_our_kernel(made: ModelCall, call: AttentionCall, names: tuple[str, ...]) -> tuple[Any, AttentionStats | None]:
     """What the model's own code gets, and the statistics, from one pass of our kernel; observers receive the call."""
-    output, stats = output_and_statistics(made.module, call, made.value, names, made.dropout)
-    if not torch.compiler.is_compiling():
-        report(lambda *_: call, (), {}, made.module)
+    given = (made.module, call, made.value, names, made.dropout)
+    if torch.compiler.is_compiling():
+        output, stats = output_and_statistics(*given)
+    else:
+        output, stats = beside(output_and_statistics, given, {}, lambda _: report(lambda *_: call, (), {}, made.module))
     return made.result_of(output), stats
 
 

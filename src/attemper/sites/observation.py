@@ -194,7 +194,7 @@ def mark_reported() -> Iterator[None]:
 
 def guard(observers: Iterable[Observer], action: Callable[..., None], *args: Any) -> None:
     """Runs ``action``, which is attemper's own code. An error in it goes to the observers and not into the training
-    step; without an observer it is raised.
+    step; without an observer the log has it.
     """
     try:
         action(*args)
@@ -203,7 +203,7 @@ def guard(observers: Iterable[Observer], action: Callable[..., None], *args: Any
 
 
 def tell(error: Exception, observers: Iterable[Observer] | None = None) -> None:
-    """Gives an error of ours to observers, those of this thread by default; without one it is raised."""
+    """Gives an error of ours to observers, those of this thread by default; without one the log has it."""
     distinct = tuple(dict.fromkeys(_current.get() if observers is None else observers))
     for observer in distinct:
         try:
@@ -213,28 +213,38 @@ def tell(error: Exception, observers: Iterable[Observer] | None = None) -> None:
                 raise
             say(raised)
     if not distinct:
-        raise error
+        say(error)
 
 
 _said: set[str] = set()
 
 
 def say(error: Exception) -> None:
-    """Logs, once, what failed where nothing is left that could take note of it."""
+    """Logs, once, what failed where nobody takes note of it: without an observer, or in the report of a failure."""
     text = f"{type(error).__name__}: {error}"
     if text not in _said:
         _said.add(text)
-        logger.warning("attemper: a report of a failure failed: %s. Training goes on.", text)
+        logger.warning("attemper: not measured: %s. Training goes on.", text)
 
 
-def beside(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], look: Callable[[Any], object]) -> Any:
+def beside(
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    look: Callable[[Any], object],
+    *,
+    mark: bool = True,
+) -> Any:
     """What a function of the model's gives, which is called once, and as if alone: ``look`` receives the result if
     anybody observes. Nothing of ours that fails here gets out, neither before the call nor after it.
+
+    Args:
+        mark: what the function calls inside is not reported as well.
     """
     observed, token = False, None
     try:
         observed = bool(current()) and torch._C._current_graph_task_id() == -1  # not where a checkpoint calls it again
-        token = _reported.set(True) if observed else None
+        token = _reported.set(True) if observed and mark else None
     except Exception as error:
         tell(error)
     try:

@@ -125,9 +125,26 @@ def tap(
         InputError: the name is empty, an option has no meaning, or queries and keys are DTensors that are split along
             anything but heads.
     """
+    try:
+        flags = {"scale": scale, "is_causal": is_causal, "enable_gqa": enable_gqa}
+        _run_operator(_call_of_tap(query, key, attn_mask, name, options, **flags), name, 0)
+    except Exception as error:
+        if isinstance(error, InputError) or not options.keys() <= ScoreKeywords.__annotations__.keys():
+            raise  # what has no meaning is told where it stands; what else fails must not end a training step
+        tell(error, _everyone())
+
+
+def _call_of_tap(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, name: str, options: ScoreKeywords, **flags: Any
+) -> AttentionCall:
+    """The attention that a tap of a model's own code is given.
+
+    Raises:
+        InputError: something of it has no meaning.
+    """
     if not name:
         raise InputError("tap(name=...) must name the site, for example 'blocks.3.attention'.")
-    given = options_of("tap", options, kind=ScoreKeywords, scale=scale, is_causal=is_causal, enable_gqa=enable_gqa)
+    given = options_of("tap", options, kind=ScoreKeywords, **flags)
     one_of("tap(causal_alignment=...)", given.causal_alignment, ("top-left", "bottom-right"))
     check_window("tap", given.window_size)
     if not isinstance(given.temperature, Tensor) and given.temperature != 1.0:
@@ -137,14 +154,19 @@ def tap(
     attn_mask, given = without_causal_bias("tap", attn_mask, given, query, key.shape[2])
     if attn_mask is not None and not is_plain(attn_mask):
         raise InputError(f"tap(attn_mask=...) is a {type(attn_mask).__name__}, a subclass of Tensor. {ADVICE}")
-    _run_operator(AttentionCall(query, key, attn_mask, given), name, 0)
+    return AttentionCall(query, key, attn_mask, given)
 
 
 def tap_call(call: AttentionCall, module: nn.Module) -> None:
     """The tap of a module that attends through a model's own registry."""
-    if not torch.compiler.is_compiling():
-        _modules[id(module)] = module
-    _run_operator(call, "", id(module))
+    try:
+        if not torch.compiler.is_compiling():
+            _modules[id(module)] = module
+        _run_operator(call, "", id(module))
+    except InputError:
+        raise
+    except Exception as error:  # whatever it is, it must not end a training run
+        tell(error, _everyone())
 
 
 def remember(model: nn.Module) -> None:

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
@@ -38,12 +38,13 @@ from attemper.sites.observation import (
     Observer,
     Reader,
     UnsupportedCallError,
+    beside,
     check_mask,
     current,
     guard,
-    mark_reported,
     refuse_shared_queries,
     report,
+    tell,
 )
 from attemper.sites.padding import hides
 from attemper.sites.tap import tap_call
@@ -121,9 +122,9 @@ def attention_forward(
         UnsupportedCallError: a keyword or a mask that is not known here: it might mean masking.
     """
     call = registry_call(module, query, key, attention_mask, **given)
-    if not torch.compiler.is_compiling() and any(observer.replace for observer in current()):
-        with _without_mode():
-            output = _in_place(module, lambda: call, value, dropout)
+    if not torch.compiler.is_compiling():
+        with ExitStack() as outside:
+            output = _in_place(outside, module, lambda: call, value, dropout)
         if output is not None:
             return output, None
     tap_call(call, module)
@@ -134,11 +135,10 @@ def attention_forward(
         function = sdpa_attention_forward
     else:
         function, mask = _eager(module), _added_mask(call, mask)
-    given = {**_UNSET, **given}
+    given = {**_UNSET, **given, "dropout": dropout}
     if torch.compiler.is_compiling():
-        return function(module, query, key, value, mask, dropout=dropout, **given)
-    with mark_reported():  # by the tap
-        return function(module, query, key, value, mask, dropout=dropout, **given)
+        return function(module, query, key, value, mask, **given)
+    return beside(function, (module, query, key, value, mask), given, _ignore)  # the tap reports it
 
 
 def _added_mask(call: AttentionCall, mask: Tensor | None) -> Tensor | None:
@@ -160,28 +160,39 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
     raise UnsupportedCallError(module, "its file has no eager attention, which sinks and a softcap need")
 
 
-def _in_place(module: nn.Module, read: Callable[[], AttentionCall], value: Tensor, dropout: float) -> Tensor | None:
+def _in_place(
+    outside: ExitStack, module: nn.Module, read: Callable[[], AttentionCall], value: Tensor, dropout: float
+) -> Tensor | None:
     """The output of our kernel, [B, Q, H, E], whose statistics observers receive; None where the model's own function
     has to run.
 
+    Args:
+        outside: our function mode is off until it is closed.
+
     Raises:
-        InputError: dropout is on.
+        InputError: dropout is on, under a scan.
     """
-    if dropout > 0:
-        raise InputError(
-            "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
-        )
+    try:
+        if any(observer.replace for observer in current()):
+            _leave_mode(outside)
+            if dropout > 0:
+                raise InputError(
+                    "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
+                )
+            call = _readable(module, read)
+            return None if call is None or call.packing is not None else _attend_here(module, call, value, current())
+    except Exception as error:  # whatever it is, under a watch the model's own attention runs
+        tell(error)
+    return None
+
+
+def _readable(module: nn.Module, read: Callable[[], AttentionCall]) -> AttentionCall | None:
     try:
         call = read()
         check_mask(module, call)
     except Exception:  # whatever it is: it is met again, and told, where the call is read beside the model's function
         return None
-    try:
-        return None if call.packing is not None else _attend_here(module, call, value, current())
-    except Exception as error:  # whatever it is, under a watch the model's own attention runs
-        for observer in current():
-            observer.fail(error)
-    return None
+    return call
 
 
 def _attend_here(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
@@ -245,9 +256,12 @@ def _with_wraps(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, implementation, default)
-        for needed, wrap in zip(_needs, (_reporting, _acting), strict=True):
-            function = wrap(function, implementation, default) if needed else function
-        return function
+        try:
+            if _needs[_REPORTING]:
+                function = _reporting(function, implementation, default)
+        except Exception as error:  # whatever it is, it must not end a training run
+            tell(error)
+        return _acting(function, implementation, default) if _needs[_ACTING] else function
 
     return get_interface
 
@@ -271,12 +285,7 @@ def reading(model: nn.Module) -> Iterator[None]:
 def _reporting(function: Callable[..., Any], implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
     if implementation == NAME or torch.compiler.is_compiling() or not current():
         return function
-    try:
-        return _Reporting(function, reader_of(function, implementation, default))
-    except Exception as error:  # whatever it is, it must not end a training run
-        for observer in current():
-            observer.fail(error)
-        return function
+    return _Reporting(function, reader_of(function, implementation, default))
 
 
 class _Reporting:
@@ -291,23 +300,21 @@ class _Reporting:
         self.function, self.reader = function, reader
 
     def __call__(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        given = _arguments(args, kwargs)
-        if not can_read(self.reader, given):
-            seen = [observer.context.reports for observer in current()]
-            result = self.function(module, query, key, value, *args, **kwargs)
-            if seen == [observer.context.reports for observer in current()]:
-                guard(current(), self._report, module, query, key, value, result, given)
-            return result
-        with _without_mode():
-            if any(observer.replace for observer in current()):
-                read = partial(self._read, module, query, key, given)
-                output = _in_place(module, read, value, kwargs.get("dropout", 0.0))
-                if output is not None:
-                    return output, None
-            with mark_reported():
-                result = self.function(module, query, key, value, *args, **kwargs)
-            guard(current(), self._report, module, query, key, value, result, given)
-        return result
+        readable, look, output = False, _ignore, None
+        with ExitStack() as outside:
+            try:
+                given = _arguments(args, kwargs)
+                readable = can_read(self.reader, given)
+                look = partial(self._report, module, query, key, value, given, _reports())
+                if readable:
+                    _leave_mode(outside)
+                    read = partial(self._read, module, query, key, given)
+                    output = _in_place(outside, module, read, value, kwargs.get("dropout", 0.0))
+            except Exception as error:  # whatever it is, the model's own function runs
+                tell(error)
+            if output is not None:
+                return output, None
+            return beside(self.function, (module, query, key, value, *args), kwargs, look, mark=readable)
 
     def _read(self, module: nn.Module, query: Tensor, key: Tensor, given: dict[str, Any]) -> AttentionCall:
         return replace(self._call(module, query, key, **given), places=places((query, key)))
@@ -317,12 +324,22 @@ class _Reporting:
         return self.reader(module, query=query, key=key, **given)
 
     def _report(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, result: Any, given: dict[str, Any]
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any], seen: Any, made: Any
     ) -> None:
+        if seen != _reports():
+            return  # what the function calls inside was read
         reader = partial(self._call, query=query, key=key)
-        made = result[0] if isinstance(result, tuple) else result
+        made = made[0] if isinstance(made, tuple) else made
         output = made.transpose(1, 2) if isinstance(made, Tensor) and made.dim() == 4 else None
         report(reader, (), given, module, places((query, key)), value=value, output=output)
+
+
+def _ignore(_: object) -> None:
+    """What looks at the result of a call that is reported otherwise, or not at all."""
+
+
+def _reports() -> list[int]:
+    return [observer.context.reports for observer in current()]
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -331,16 +348,12 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"mask": args[0] if args else kwargs.get("attention_mask"), **given}
 
 
-@contextmanager
-def _without_mode() -> Iterator[None]:
-    """Takes our function mode off, if it is the innermost: a compiled kernel would be compiled anew under it, and what
-    we compute ourselves has nothing to be followed.
+def _leave_mode(outside: ExitStack) -> None:
+    """Takes our function mode off until ``outside`` is closed, if it is the innermost: a compiled kernel would be
+    compiled anew under it, and what we compute ourselves has nothing to be followed.
     """
-    if not isinstance(_get_current_function_mode(), torch_functions.AttentionMode):
-        yield
-        return
-    with _pop_mode_temporarily():
-        yield
+    if isinstance(_get_current_function_mode(), torch_functions.AttentionMode):
+        outside.enter_context(_pop_mode_temporarily())
 
 
 class RegistryActions(Actions):
