@@ -202,3 +202,40 @@ def test_names_of_a_stack_with_one_reason_are_one_line() -> None:
     pairs = [("layers.0.a", "x"), ("layers.1.a", "x"), ("layers.2.a", "x"), ("layers.1.b", "x"), ("layers.7.a", "x")]
     assert by_reason(pairs) == [("layers.*.a (0 to 2, 7)", "x"), ("layers.1.b", "x")]
     assert by_reason([("layers.1.a", "x"), ("layers.1.a#2", "x")]) == [("layers.1.a", "x"), ("layers.1.a#2", "x")]
+
+
+class Softmaxed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class AxialAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Softmaxed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class HAttention1D(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ x.mT).exp()
+        return weights @ x / weights.sum(-1, keepdim=True)
+
+
+def test_a_model_whose_own_name_says_attention_holds_the_calls_inside_it() -> None:
+    model = AxialAttention()
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(torch.randn(2, 5, 8))
+    assert [site.name for site in watch.table().sites] == ["inner"]
+    assert watch.table().skipped == ()
+
+
+def test_a_class_that_says_attention_before_its_dimensions_is_named() -> None:
+    model = nn.Sequential(Softmaxed(), HAttention1D())
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(torch.randn(2, 5, 8))
+    (skipped,) = watch.table().skipped
+    assert skipped.name == "1"
+    assert skipped.reason.startswith(UNREAD)

@@ -271,3 +271,48 @@ def test_a_reader_that_fails_does_not_end_the_forward_pass(monkeypatch: pytest.M
         model(torch.randn(2, 12, 32))
     with pytest.raises(InputError, match=r"Attention: its arguments could not be read \(no such axis\)"):
         watch.table()
+
+
+class HeadsFirst(nn.Module):
+    """The weights of the MSA Transformer: heads stand before the batch."""
+
+    def __init__(self, columns: bool) -> None:
+        super().__init__()
+        self.qkv, self.columns, self.weights = nn.Linear(16, 48), columns, torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, 4)) for part in self.qkv(x).chunk(3, -1))  # [rows, tokens, batch, heads, 4]
+        shape = "hcnij" if self.columns else "hnij"
+        letters = ("icnhd", "jcnhd") if self.columns else ("rinhd", "rjnhd")
+        self.weights = torch.einsum(f"{letters[0]},{letters[1]}->{shape}", q, k).softmax(-1)
+        return torch.einsum(f"{shape},{letters[1]}->{letters[0]}", self.weights, v)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_heads_that_stand_before_the_batch_are_heads(columns: bool) -> None:
+    model = HeadsFirst(columns)
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(torch.randn(3, 5, 2, 16))
+    p = model.weights.double()
+    want = torch.special.entr(p).sum(-1).flatten(1).mean(1)
+    torch.testing.assert_close(entropies(watch.table()), want, atol=1e-6, rtol=0)
+
+
+class SingleOutput(nn.Module):
+    """A mix of the layers so far: at the first layer of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weigh, self.attention = nn.Linear(32, 1), Attention(SEEN[next(iter(SEEN))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.weigh(x).unflatten(-1, (1, 1)).permute(2, 0, 1, 3).softmax(-1)
+        return self.attention(torch.einsum("lbnd,vbnl->vbnd", x[None], weights)[0])
+
+
+def test_a_softmax_over_the_single_output_of_a_layer_is_no_site() -> None:
+    model = SingleOutput()
+    with torch.no_grad(), attemper.watch(model) as watch:
+        model(torch.randn(3, 12, 32))
+    assert [site.name for site in watch.table().sites] == ["attention"]
+    assert [skip.name for skip in watch.table().skipped] == ["SingleOutput"]

@@ -64,7 +64,7 @@ MIXINGS = (
 )
 """The first that holds counts: layers of the first kinds have a convolution inside."""
 
-_NAMED_ATTENTION = re.compile(r"(attention|attn)$", re.IGNORECASE)
+_NAMED_ATTENTION = re.compile(r"(attention|attn)_?([1-9n]d|v?\d+)?$", re.IGNORECASE)
 _KINDS = tuple(mixing.kind for mixing in MIXINGS)
 
 
@@ -97,7 +97,12 @@ class Mixers:
                     self._kinds[module] = kind
         self._names = own
         self._outermost()
-        self._named = [module for module in own if _NAMED_ATTENTION.search(own_class(module).__name__)]
+        root = next(iter(names.values()), "")
+        self._named = {
+            module: "" if name == root else name  # the model itself holds every call, whatever it is called
+            for module, name in own.items()
+            if _NAMED_ATTENTION.search(own_class(module).__name__)
+        }
 
     def _outermost(self) -> None:
         """Keeps the outermost of those that lie in one another, as the first kind of all."""
@@ -119,10 +124,9 @@ class Mixers:
         """
         found = dict(self._kinds)
         mixers = [self._names[module] for module in found]
-        silent = [module for module in self._named if not any(_holds(self._names[module], name) for name in called)]
-        for module in silent:
-            name = self._names[module]
-            inner = any(other is not module and _holds(name, self._names[other]) for other in silent)
+        silent = {module: name for module, name in self._named.items() if not any(_holds(name, c) for c in called)}
+        for module, name in silent.items():
+            inner = any(other is not module and _holds(name, below) for other, below in silent.items())
             if not inner and not any(_holds(mixer, name) or _holds(name, mixer) for mixer in mixers):
                 found[module] = UNREAD
         return {name: found[module] for module, name in self._names.items() if module in found and module in ran}

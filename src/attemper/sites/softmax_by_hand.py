@@ -166,7 +166,7 @@ class ByHand:
         reason = RANDOM.format(func.__name__) if func in _OTHER_SOFTMAX else None
         if result.data_ptr() == scores.data_ptr():
             reason = OVERWRITTEN
-        over_features = _over_features(self._axes.of(scores), dim % scores.dim())
+        over_features = _over_features(self._axes.of(scores), dim % scores.dim(), scores.shape[dim])
         learned, places, scores = is_weight(scores), self._origins.of_scores(scores), scores.detach()
         # Without a version counter nothing would show that scores were overwritten.
         scores = scores.clone() if scores.is_inference() else scores
@@ -206,7 +206,7 @@ class ByHand:
         if known.softmax.learned:
             return MIXED
         features = self._axes.of(weights)
-        if reason := _over_features(features, known.key):
+        if reason := _over_features(features, known.key, weights.shape[known.key]):
             return reason
         if features.direct and any(axis in features.axes for axis in rows):
             return FACTORED
@@ -218,9 +218,13 @@ class ByHand:
         return None
 
 
-def _over_features(features: Features, key: int) -> str | None:
-    """Why a softmax over the axis ``key`` is no attention; None where it is not known to run over features."""
-    if key not in features.axes:
+def _over_features(features: Features, key: int, keys: int) -> str | None:
+    """Why a softmax over the axis ``key`` is no attention; None where it is not known to run over features.
+
+    A layer's single output is an axis of length 1, which no change of shape can follow.
+    """
+    lost = keys == 1 and features.direct and not features.axes
+    if key not in features.axes and not lost:
         return None
     return ROUTER if features.direct else CHANNELS
 
@@ -358,6 +362,8 @@ def _order(scores: Tensor, known: _Weights, found: Product, place: int) -> Tenso
         return scores if len(names) > 1 else scores[None]
     queries = _queries(found, place)
     shared = [name for name in names if name not in queries and name != names[known.key]]
+    # Batch before heads: so the output has them, also where the weights are "hnij" (MSA Transformer).
+    shared.sort(key=lambda name: found.out.index(name) if name in found.out else len(found.out))
     # Values without heads are shared by all heads: "bhqk,bkd->bhqd".
     lead = shared if len(shared) > 1 else shared + queries[:-1]
     rows = queries if len(shared) > 1 else queries[-1:]
