@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attemper.readings import run_judge
+from attemper.readings import judge, run_judge
 from attemper.readings.alarms import KINDS
 from attemper.readings.judge import Judge
+from attemper.readings.laws import VERSION
 from attemper.readings.run_judge import RunJudge
 from attemper.readings.sample import Sample, Samples
 from tests.support.runs import collapsing, restless, with_gaps
@@ -147,3 +152,50 @@ def test_an_alarm_goes_on_where_its_layer_falls_while_its_head_has_too_few_rows(
     ends = {alarm.kind: alarm.ended for alarm in agree(taken()).alarms}
     assert followed
     assert ends["falling"] == 50
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_judge_that_was_kept_goes_on_as_the_one_that_saw_the_samples(seed: int) -> None:
+    taken = list(with_gaps(restless(330, seed), seed))
+    for cut in (1, 2, 7, 100, 329):
+        seen, found = RunJudge(), RunJudge()
+        seen.feed_all(map(Samples.of, taken[:cut]))
+        assert found.restore(dict.fromkeys(one.sites for one in taken[:cut]), seen.to_bytes())
+        assert found.to_bytes() == seen.to_bytes()
+        compare(seen, found)
+        for one in (seen, found):
+            one.feed_all(map(Samples.of, taken[cut:]))
+        compare(seen, found)
+
+
+def test_more_alarms_than_are_kept_are_kept_as_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "MOST_ENDED", 20)
+    monkeypatch.setattr(run_judge, "MOST_ENDED", 20)
+    seen, found = RunJudge(), RunJudge()
+    seen.feed_all(map(Samples.of, restless(330, 1)))
+    assert found.restore([sites(2, 3)], seen.to_bytes())
+    compare(seen, found)
+    assert len(found.alarms) >= 20
+
+
+def test_no_bytes_make_a_judge_raise_anything() -> None:
+    seen, draw = RunJudge(), random.Random(0)
+    seen.feed_all(map(Samples.of, restless(150, 2)))
+    numbers = zlib.decompress(seen.to_bytes())
+    for _ in range(60):
+        changed = bytearray(numbers)
+        place, many = 8 * draw.randrange(len(numbers) // 8), 8 * draw.randint(1, 40)
+        other = draw.choice((-1, 2**62, float("nan"), float("inf"), -1.5))
+        changed[place : place + many] = np.array([other]).tobytes() * (len(changed[place : place + many]) // 8)
+        found = RunJudge()
+        if found.restore([sites(2, 3)], zlib.compress(bytes(changed))):
+            assert isinstance(found.alarms, tuple)
+            found.feed_all(map(Samples.of, islice(restless(60, 3), 30, None)))
+            assert found.notes is not None
+
+
+def test_a_change_that_gives_runs_other_alarms_raises_the_version_of_the_laws() -> None:
+    found = RunJudge()
+    found.feed_all(map(Samples.of, with_gaps(restless(330, 1), 1)))
+    told = str([(one.kind, one.site, one.head, one.since, one.ended) for one in found.alarms])
+    assert (VERSION, hashlib.sha256(told.encode()).hexdigest()[:16]) == (1, "b4729eff04a6c2c7")

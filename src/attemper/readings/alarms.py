@@ -18,6 +18,8 @@ from attemper.text import clean, first_of
 from attemper.text import number as shown
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
+TEXTS = ("message", "clause", "title", "advice", "unit", "worst")
+"""Fields of an ``AlarmKind`` that are words alone."""
 OF_ONE_SAMPLE = ("level", "nonfinite")
 """Laws that a single reading is enough for: those of a scan. All others need a history."""
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from sys import byteorder
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, AlarmKind
+from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, TEXTS, AlarmKind
 from attemper.readings.columns import Columns
-from attemper.readings.laws import LAWS, MARKS, SPAN, Array
+from attemper.readings.laws import LAWS, MARKS, SPAN, VERSION, Array
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.memory import Memory, pad
 from attemper.readings.reading import FEWEST_KEYS, Alarm, number
@@ -42,6 +44,18 @@ class OriginOf(Protocol):
     def __call__(self, heads: slice, *, above: bool) -> tuple[float, int] | None: ...
 
 
+class PastAlarm(NamedTuple):
+    """An alarm that has ended, as numbers: its texts follow from them."""
+
+    kind: AlarmKind
+    column: int
+    figures: Array
+    """[3, 5]"""
+    origin: tuple[float, int] | None
+    step: int
+    """With which it ended."""
+
+
 class KindState(NamedTuple):
     """The alarms of one kind, a column a head; of whole sites, the column of the first head."""
 
@@ -61,7 +75,7 @@ class State(NamedTuple):
     """[H] no warning stands."""
     untrained: bool = True
     near_uniform: int = 0
-    ended: tuple[Alarm, ...] = ()
+    ended: tuple[PastAlarm, ...] = ()
     """Alarms that ended with that sample."""
     changed: tuple[Alarm, ...] = ()
     """Those that began or ended with it, but for heads whose alarms went into that of their site."""
@@ -87,7 +101,7 @@ class Judge:
         self._missing: tuple[str, ...] = ()
         silent = KindState(np.zeros(0, bool), np.empty((3, 5, 0)), {})
         self._before = self._now = State(None, {kind.name: silent for kind in ALARMS}, np.empty(0, bool))
-        self._ended: deque[Alarm] = deque(maxlen=MOST_ENDED)
+        self._ended: deque[PastAlarm] = deque(maxlen=MOST_ENDED)
         self._reported: set[tuple[Any, ...]] = set()
         self._grow()
 
@@ -117,6 +131,13 @@ class Judge:
         return tuple(new)
 
     @property
+    def laws(self) -> int:
+        """A number of 63 bits for all that it judges by: version of the laws, kinds of alarms, limits, not texts."""
+        kinds = [[value for name, value in vars(kind).items() if name not in TEXTS] for kind in ALARMS]
+        told = repr((VERSION, byteorder, kinds, self.limits.to_dict(), self.fewest_keys))
+        return int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), "big") >> 1
+
+    @property
     def step(self) -> int | None:
         """Of the sample that was fed last; None before the first."""
         return self._now.step
@@ -135,7 +156,8 @@ class Judge:
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Every alarm so far, in the order in which they began; of those that have ended, the latest ``MOST_ENDED``."""
-        found = (*self._ended, *self._now.ended, *self.standing)
+        ended = (self._alarm(*one) for one in (*self._ended, *self._now.ended))
+        found = (*ended, *self.standing)
         return tuple(sorted(found, key=lambda alarm: alarm.since or 0))
 
     @property
@@ -192,7 +214,7 @@ class Judge:
     def _judge(self, step: int, found: Mapping[str, Array]) -> State:
         near = self._near_uniform(found[UNIFORM.quantity]) if self._before.untrained and len(self._columns) else 0
         kinds: dict[str, KindState] = {}
-        ended: list[Alarm] = []
+        ended: list[PastAlarm] = []
         changed: list[Alarm] = []
         nowhere, healthy = np.zeros(len(self._columns), bool), np.ones(len(self._columns), bool)
         for kind in WHOLE_FIRST:
@@ -204,8 +226,8 @@ class Judge:
             if new is old:
                 continue
             for at in np.flatnonzero(old.on & ~new.on).tolist():
-                ended.append(self._alarm(kind, at, old.figures[:, :, at], old.origins[at], step))
-                changed += [] if whole[at] else ended[-1:]
+                ended.append(PastAlarm(kind, at, old.figures[:, :, at].copy(), old.origins[at], step))
+                changed += [] if whole[at] else [self._alarm(*ended[-1])]
             for at in np.flatnonzero(new.on & ~old.on).tolist():
                 changed.append(self._alarm(kind, at, new.figures[:, :, at], new.origins[at]))
             if kind.severity != SEVERITIES[0]:

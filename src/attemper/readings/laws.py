@@ -15,6 +15,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+VERSION = 1
+"""Of the laws and of how they are applied. Raise it with each change that gives a run other alarms: a stored run keeps
+what was judged, and readers take nothing of another version.
+"""
 RECENT = 20
 """Readings in a row that a head must be uniform in to be called dead."""
 LASTING = 3

@@ -7,6 +7,9 @@ import numpy as np
 from attemper.readings.laws import FIRST, MARKS, Array, Law, Window, settle
 from attemper.readings.stretch import Stretch, mark, origin
 
+_OF_HEADS = ("_recent", "_marks", "_steps", "_first", "_baseline", "_centre", "_spread", "_kept", "_calm")
+"""What a memory has, a column a head."""
+
 
 class Memory:
     """Readings of one quantity, a column a head. Its size does not grow with the number of samples.
@@ -26,12 +29,24 @@ class Memory:
         self._kept, self._calm = (np.empty(0, np.int64) for _ in range(2))
         """How many readings stand in ``_first``, and how many marks came in a row while the head was healthy."""
 
+    @property
+    def numbers(self) -> list[np.ndarray]:
+        """All that it remembers but for the spacing, as arrays. It takes others of the same shapes."""
+        return [np.array([self._step]), *(getattr(self, name) for name in _OF_HEADS)]
+
+    @numbers.setter
+    def numbers(self, numbers: list[np.ndarray]) -> None:
+        self._step = float(numbers[0][0])
+        for name, one in zip(_OF_HEADS, numbers[1:], strict=True):
+            setattr(self, name, one)
+        if not ((self._kept >= 0) & (self._kept <= FIRST)).all():
+            raise ValueError("more first readings than there can be")
+
     def grow(self, spacing: Array) -> None:
         """Makes room for more heads. ``spacing`` [H]: the least steps between two earlier values of each."""
         more = len(spacing) - len(self._spacing)
-        for name in ("_recent", "_marks", "_steps", "_first", "_baseline", "_centre", "_spread"):
+        for name in _OF_HEADS:
             setattr(self, name, pad(getattr(self, name), more))
-        self._kept, self._calm = pad(self._kept, more), pad(self._calm, more)
         self._spacing = spacing
 
     def commit(self, healthy: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -9,24 +10,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attemper.readings.alarms import SEVERITIES, AlarmKind
+from attemper.readings.alarms import KINDS, SEVERITIES, AlarmKind
 from attemper.readings.judge import (
     BESIDE,
     COUNTS,
     LATEST,
+    MOST_ENDED,
+    STEP,
     UNIFORM,
     WHOLE_FIRST,
     WORST,
     Judge,
     KindState,
+    PastAlarm,
     State,
     beyond_floor,
     figure_of,
     rings_above,
 )
 from attemper.readings.laws import LAWS, Array
-from attemper.readings.reading import Alarm
-from attemper.readings.sample import Samples
+from attemper.readings.sample import Samples, SiteLabel
 from attemper.readings.stretch import Stretch
 
 FEWEST, MOST = 16, 4096
@@ -34,6 +37,10 @@ FEWEST, MOST = 16, 4096
 MOST_NUMBERS = 1 << 18
 """Numbers of a quantity that are judged together: 2 MB."""
 
+ORIGIN, ENDED = 3, 3 + 15 + 3
+"""Numbers of an origin: whether there is one, its value, its step. Of an alarm that has ended: kind, column and step,
+figures, origin.
+"""
 IN_ORDER = sorted(WHOLE_FIRST, key=lambda kind: "centre" in LAWS[kind.law].looks_at)
 """A stretch settles while no warning stands, and no warning looks at it."""
 
@@ -160,16 +167,18 @@ class RunJudge(Judge):
 
     def _conclude(self, block: Block, followed: Mapping[str, Episodes | None], healthy: np.ndarray) -> None:
         """What stands after the block, and what has ended in it."""
-        kinds, ended = dict(self._before.kinds), list[tuple[int, Alarm]]()
+        kinds, ended = dict(self._before.kinds), list[tuple[int, PastAlarm]]()
         for kind in WHOLE_FIRST:
             found = followed[kind.name]
             if found is not None:
                 kinds[kind.name] = self._state(kind, block, found, ended)
-        self._ended += [alarm for _, alarm in sorted(ended, key=lambda one: one[0])]
+        self._ended += [one for _, one in sorted(ended, key=lambda one: one[0])]
         near = int(block.near[-1])
         self._now = State(int(block.steps[-1]), kinds, healthy[-1], near > 0, near)
 
-    def _state(self, kind: AlarmKind, block: Block, followed: Episodes, ended: list[tuple[int, Alarm]]) -> KindState:
+    def _state(
+        self, kind: AlarmKind, block: Block, followed: Episodes, ended: list[tuple[int, PastAlarm]]
+    ) -> KindState:
         """The alarms of a kind after the block; adds those that ended, with their samples."""
         on, measure, _ = followed
         old, stretch = self._before.kinds[kind.name], block.stretches[kind.quantity]
@@ -184,10 +193,8 @@ class RunJudge(Judge):
                     rows = start + np.flatnonzero(seen[start:edge, column])
                     self._note(kind, figures[:, rows, column], kept[:, :, column])
                     if edge < len(on):
-                        origin = origins.pop(column)
-                        ended.append(
-                            (edge, self._alarm(kind, column, kept[:, :, column], origin, int(block.steps[edge])))
-                        )
+                        origin, step = origins.pop(column), int(block.steps[edge])
+                        ended.append((edge, PastAlarm(kind, column, kept[:, :, column].copy(), origin, step)))
                 else:
                     kept[:, :, column] = figures[:, edge, column]
                     origins[column] = self._origin(kind, column, partial(stretch.origin, edge))
@@ -203,6 +210,101 @@ class RunJudge(Judge):
         if sign * values[worst] > sign * kept[WORST, figure_of(kind)]:
             kept[WORST] = figures[:, worst]
         kept[LATEST] = figures[:, -1]
+
+    # --- what a file keeps of it ---
+
+    def to_bytes(self) -> bytes:
+        """All that follows from the samples so far, as numbers of this machine."""
+        ended = (*self._ended, *self._now.ended)
+        places = {name: place for place, name in enumerate(KINDS)}
+        whole = np.array([(places[one.kind.name], one.column, one.step) for one in ended], np.int64)
+        others = np.array([(*one.figures.flat, *_to_row(one.origin)) for one in ended])
+        return zlib.compress(b"".join(one.tobytes() for one in (*self._numbers(), whole, others)), 1)
+
+    def restore(self, sites: Iterable[tuple[SiteLabel, ...]], data: bytes) -> bool:
+        """Makes a new judge one that has seen samples, as a judge by the same laws left it; False if that cannot be.
+
+        Args:
+            sites: of these samples, each tuple once, in the order in which they came.
+            data: of ``to_bytes``.
+        """
+        for one in sites:
+            self._columns.find(one)
+        self._grow()
+        try:
+            self._restore(data)
+        except (ValueError, OverflowError, zlib.error):
+            return False
+        return True
+
+    def _restore(self, data: bytes) -> None:
+        forms = self._numbers()
+        size = sum(one.nbytes for one in forms)
+        most = size + 8 * ENDED * (MOST_ENDED + len(KINDS) * len(self._columns))
+        numbers, parts, at = zlib.decompressobj().decompress(data, most + 1), list[np.ndarray](), 0
+        many, rest = divmod(len(numbers) - size, 8 * ENDED)
+        if rest or many < 0 or len(numbers) > most:
+            raise ValueError("it has not the numbers of these sites")
+        for form in (*forms, np.empty((many, ORIGIN), np.int64), np.empty((many, ENDED - ORIGIN))):
+            parts.append(np.frombuffer(numbers, form.dtype, form.size, at).reshape(form.shape).copy())
+            at += form.nbytes
+        self._take(parts)
+
+    def _numbers(self) -> list[np.ndarray]:
+        """All that it knows but for alarms that have ended."""
+        now = self._now
+        missing = (name in self._missing for name in self._memories)
+        found = [np.array([now.step or 0, now.untrained, now.near_uniform, len(now.ended), *missing], np.int64)]
+        found += [now.healthy, *(one for memory in self._memories.values() for one in memory.numbers)]
+        for state in (now.kinds[name] for name in KINDS):
+            origins = np.zeros((len(self._columns), ORIGIN))
+            for column, origin in state.origins.items():
+                origins[column] = _to_row(origin)
+            found += [state.on, state.figures, origins]
+        return found
+
+    def _take(self, parts: list[np.ndarray]) -> None:
+        """What ``_numbers`` gave, with two arrays of the alarms that have ended."""
+        *parts, whole, others = parts
+        rest = iter(parts)
+        step, untrained, near, last, *missing = next(rest).tolist()
+        healthy = next(rest)
+        for memory in self._memories.values():
+            memory.numbers = [next(rest) for _ in memory.numbers]
+        kinds = dict[str, KindState]()
+        for name in KINDS:
+            on, figures, origins = (next(rest) for _ in range(3))
+            _check_steps(figures[:, STEP, on])
+            columns = np.flatnonzero(on).tolist()
+            kinds[name] = KindState(on, figures, {column: _to_origin(origins[column].tolist()) for column in columns})
+        figures = others[:, :-ORIGIN].reshape(-1, 3, 5)
+        _check_steps(figures[:, :, STEP])
+        known = (whole[:, :2] >= 0) & (whole[:, :2] < (len(KINDS), len(self._columns)))
+        if not (known.all() and 0 <= last <= len(whole)):
+            raise ValueError("an alarm is of no head")
+        table = tuple(KINDS.values())
+        ended = [
+            PastAlarm(table[kind], column, figures[row], _to_origin(others[row, -ORIGIN:].tolist()), end)
+            for row, (kind, column, end) in enumerate(whole.tolist())
+        ]
+        self._missing = tuple(name for name, one in zip(self._memories, missing, strict=True) if one)
+        self._ended.extend(ended[: len(ended) - last])
+        latest = tuple(ended[len(ended) - last :])
+        self._before = self._now = State(step, kinds, healthy, bool(untrained), near, latest)
+
+
+def _to_row(origin: tuple[float, int] | None) -> tuple[float, float, float]:
+    return (0.0, 0.0, 0.0) if origin is None else (1.0, *origin)
+
+
+def _to_origin(row: Sequence[float]) -> tuple[float, int] | None:
+    known, value, step = row
+    return (value, int(step)) if known else None
+
+
+def _check_steps(steps: Array) -> None:
+    if not np.isfinite(steps).all():
+        raise ValueError("a step is none")
 
 
 def _parts(blocks: Iterable[Samples]) -> Iterator[list[Samples]]:

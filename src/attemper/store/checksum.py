@@ -21,7 +21,15 @@ DAMAGED = "the run cannot be read: its file is damaged,"
 """How messages begin about what a file says."""
 Ask = Callable[..., Iterable[tuple[Any, ...]]]
 """``Tables.rows``, or ``execute`` of a connection."""
-NUMBERS = {"sample": "<qqqdqq", "hot": "<q", "chunk": "<qq", "cold": "<qqq", "pyramid": "<qqqq", "summary": "<qq4d"}
+NUMBERS = {
+    "sample": "<qqqdqq",
+    "hot": "<q",
+    "chunk": "<qq",
+    "cold": "<qqq",
+    "pyramid": "<qqqq",
+    "summary": "<qq4d",
+    "verdict": "<qqq",
+}
 """Table whose rows end with a checksum -> its numbers, as ``struct`` has them. Bytes follow where there are any."""
 _ROWS = {
     table: (struct.Struct(form), len(struct.unpack(form, bytes(struct.calcsize(form)))))
@@ -31,6 +39,8 @@ WHOLE = ("about", "segment", "statistic", "site", "layout", "coverage", "lost")
 """Tables that have one checksum, in the order of their rows."""
 CHECKED_VERSION = 3
 """The first version of a file that has checksums."""
+JUDGED_VERSION = 4
+"""The first version that may keep what was judged."""
 UNCHECKED = "written by an earlier attemper, without checksums: damage to that may go unseen"
 
 _WIDTHS = {table: many + (table not in ("sample", "summary")) for table, (_, many) in _ROWS.items()}

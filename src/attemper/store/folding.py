@@ -63,16 +63,17 @@ def _numbers(text: str) -> list[int]:
     return check_document(parse_json(text, f"{DAMAGED} a layout"), [COUNT], "a layout of the run")
 
 
-def moments(ask: Ask) -> tuple[np.ndarray, np.ndarray]:
+def moments(ask: Ask, since: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """[samples] of ``MOMENT``, by id, and where chunks begin, with the end of the last. Within a snapshot.
 
-    A chunk has the moments of its samples in one piece: rows by the thousand take long.
+    A chunk has the moments of its samples in one piece: rows by the thousand take long. ``since``: where the first of
+    the chunks begins.
 
     Raises:
         InputError: the file is damaged, or samples are gone.
     """
-    chunks = get(ask, "chunk", "ORDER BY first")
-    edges = np.array([0, *(first + span for first, span, _ in chunks)])
+    chunks = get(ask, "chunk", "WHERE first >= ? ORDER BY first", (since,))
+    edges = np.array([since, *(first + span for first, span, _ in chunks)])
     hot = get(ask, "sample", "WHERE id >= ? ORDER BY id", (int(edges[-1]),))
     numbered = [sample for (sample,) in ask("SELECT sample FROM hot ORDER BY sample")]
     if [first for first, *_ in chunks] != edges[:-1].tolist() or [row[0] for row in hot] != numbered:

@@ -78,6 +78,12 @@ MIGRATIONS = (
     ALTER TABLE summary ADD COLUMN crc INTEGER;
     CREATE TABLE checksum (name TEXT PRIMARY KEY, crc INTEGER NOT NULL);
     """,
+    """
+    CREATE TABLE verdict (
+        laws INTEGER NOT NULL, samples INTEGER NOT NULL, judged INTEGER NOT NULL, numbers BLOB NOT NULL,
+        crc INTEGER NOT NULL
+    );
+    """,
 )
 """What brings a file from version i to i + 1. A migration that was released is never changed: the next one is added."""
 VERSION = len(MIGRATIONS)

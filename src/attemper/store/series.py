@@ -15,7 +15,7 @@ from attemper.documents import check_document, parse_json
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteLabel
 from attemper.store import pyramid
-from attemper.store.checksum import damage, get, has_unchecked, whole
+from attemper.store.checksum import JUDGED_VERSION, damage, get, has_unchecked, whole
 from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.folding import CHUNK, MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
@@ -74,21 +74,25 @@ class Lost:
 class FragmentReader:
     """What one process wrote, as far as it stands at the moment of each question."""
 
-    def __init__(self, tables: Tables, rank: int = 0, lock: Path | None = None, until: float = 0.0) -> None:
+    def __init__(
+        self, tables: Tables, rank: int = 0, lock: Path | None = None, until: float = 0.0, since: int = 0
+    ) -> None:
         """
         Args:
             tables: of the fragment.
             lock: the file that a writer of the fragment locks; None where nobody else can write.
             until: when parts of which these tables were made no longer count as live; seconds since 1970, UTC.
+            since: the first sample of a chunk: earlier ones are not read.
         """
-        self.rank = rank
+        self.rank, self._since = rank, since
         self._lock, self._until = lock, until
         self._tables = tables
         self._read = self._kept = np.zeros(0, MOMENT)
         """All samples as they were read last, and those of them that count."""
         self._edges = np.zeros(1, np.int64)
         """Where chunks begin, with the end of the last."""
-        self._unchecked = False
+        self._unchecked: bool | None = None
+        """Whether any of it has no checksum; None where nobody has asked yet."""
         self._layouts: dict[int, Layout] = {}
         self._state: object = None
         self._hot_of: object = None
@@ -174,8 +178,8 @@ class FragmentReader:
             (counts,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
             state = counts, self._first_rank.starts if self._first_rank else []
             if state != self._state:
-                self._read, self._edges = moments(self._tables.rows)
-                self._unchecked = has_unchecked(self._tables.rows)
+                self._read, self._edges = moments(self._tables.rows, self._since)
+                self._unchecked = None
                 self._kept = self._not_replaced(self._read)
                 self._layouts, self._held = layouts(self._tables.rows), {}
                 if not set(np.unique(self._read["layout"]).tolist()) <= self._layouts.keys():
@@ -192,7 +196,9 @@ class FragmentReader:
     @property
     def unchecked(self) -> bool:
         """Whether any of it has no checksum: an earlier version wrote it."""
-        return bool(len(self.moments)) and self._unchecked
+        if len(self.moments) and self._unchecked is None:
+            self._unchecked = has_unchecked(self._tables.rows)
+        return bool(self._unchecked)
 
     @property
     def starts(self) -> list[Start]:
@@ -210,6 +216,18 @@ class FragmentReader:
             counts[own] = moments["step"][own] < min(stops)
             stop = min(stop, start.first_step)
         return moments[counts]
+
+    def verdicts(self, laws: int) -> list[tuple[int, int, bytes]]:
+        """What judges by these laws knew, the latest first.
+
+        Returns:
+            How many samples they saw, the CRC-32 of the moments of these, and what ``RunJudge.to_bytes`` gave.
+        """
+        ((version,),) = self._tables.rows("PRAGMA user_version")
+        if version < JUDGED_VERSION:
+            return []
+        rows = get(self._tables.rows, "verdict", "WHERE laws = ? ORDER BY samples DESC", (laws,))
+        return [row[1:] for row in rows]
 
     # --- numbers ---
 
@@ -239,7 +257,6 @@ class FragmentReader:
     def blocks(self, moments: Array, names: Container[str] = QUANTITIES) -> Iterator[Samples]:
         """The same, neighbours with the same sites together."""
         known = {number: name for name, number in self.statistics.items() if name.removesuffix(REST) in names}
-        labels = {site: label for label, site in self._places}
         told: dict[int, tuple[tuple[SiteLabel, ...], tuple[str, ...]]] = {}
         """Layout -> its sites and statistics, the same objects for all samples."""
         size = max((one.heads * len(one.statistics) for one in self._layouts.values()), default=1)
@@ -248,9 +265,8 @@ class FragmentReader:
             block = moments[start : start + many]
             numbers = {one: self._numbers(block, one, known) for one in np.unique(block["layout"]).tolist()}
             for one in numbers.keys() - told.keys():
-                layout = self._layouts[one]
-                held = tuple(known[number] for number in layout.statistics if number in known)
-                told[one] = tuple(labels[site] for site in layout.sites), held
+                held = tuple(known[number] for number in self._layouts[one].statistics if number in known)
+                told[one] = self._labels(one), held
             read = dict.fromkeys(numbers, 0)
             edges = np.flatnonzero(np.diff(block["layout"])) + 1
             for alike in np.split(block, edges):
@@ -260,6 +276,15 @@ class FragmentReader:
                 read[number] += many
                 steps, times, tokens = (alike[name].tolist() for name in ("step", "time", "tokens"))
                 yield Samples(steps, times, tokens, sites, *join_counts(held, values))
+
+    def sites_of(self, moments: Array) -> Iterator[tuple[SiteLabel, ...]]:
+        """The sites of samples, once for each of their layouts, in the order in which these come first."""
+        _, firsts = np.unique(moments["layout"], return_index=True)
+        yield from (self._labels(layout) for layout in moments["layout"][np.sort(firsts)].tolist())
+
+    def _labels(self, layout: int) -> tuple[SiteLabel, ...]:
+        labels = {site: label for label, site in self._places}
+        return tuple(labels[site] for site in self._layouts[layout].sites)
 
     def _numbers(self, block: Array, layout: int, known: Container[int]) -> Array:
         """[samples, statistics, heads] of those of a block that have this layout."""
@@ -279,7 +304,7 @@ class FragmentReader:
     def span(self, first: int, last: int) -> tuple[int, int]:
         """Of samples ``first`` to ``last``, with the first of its chunk."""
         firsts = self._edges[:-1]
-        return int(firsts[firsts <= first].max(initial=0)), last
+        return int(firsts[firsts <= first].max(initial=self._since)), last
 
     def _hot(self, span: tuple[int, int]) -> list[Hot]:
         """Samples that are not folded: their numbers, layouts and values."""
@@ -344,7 +369,7 @@ class FragmentReader:
         spacings = np.diff(self._edges) // CHUNK
         kept = holding[holding < stop]
         kept = kept[spacings[np.searchsorted(self._edges, kept, "right") - 1] >> level == 0] >> level
-        if not self._unchecked and not known[kept[kept < len(known)]].all():
+        if not self.unchecked and not known[kept[kept < len(known)]].all():
             raise damage("blocks of its pyramid are gone")
 
     @property

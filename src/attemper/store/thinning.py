@@ -34,6 +34,7 @@ def thin(connection: sqlite3.Connection, following: int) -> bool:
     _merge(connection, (first, span), samples, kept)
     _forget(connection, (first, end), [(sample,) for sample in samples if sample not in kept])
     add_chunk(connection, first, MERGED * span)
+    connection.execute("DELETE FROM verdict")  # it was of all samples
     spacing = (end - first) // CHUNK
     connection.execute(
         "DELETE FROM pyramid WHERE level <= ? AND first >= ? AND first < ?", (spacing.bit_length() - 1, first, end)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,13 +15,25 @@ from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.readings.run_judge import RunJudge
 from attemper.store.about import UNMEASURED
+from attemper.store.checksum import put
 from attemper.store.columns import columns
+from attemper.store.folding import CHUNK
 from attemper.store.ranks import Ranks
-from attemper.store.series import between
+from attemper.store.schema import Tables
+from attemper.store.series import FragmentReader, between
 from attemper.text import count
+
+if TYPE_CHECKING:
+    from attemper.store.fragment import Fragment
 
 ROWS = COUNTS[0]
 """How many rows were valid."""
+FEWEST_KEPT = 1024
+"""Fewer samples are judged in a second, and it would be much beside them."""
+TOGETHER = 512
+"""Samples that are judged at a time while a run is written."""
+GROWTH = 8
+"""A verdict is kept again when a part of so many is new: a reader judges no more of a run that was killed."""
 JUDGED = frozenset((*(kind.quantity for kind in ALARMS), *COUNTS, *BESIDE))
 """Statistics that alarms look at."""
 
@@ -68,15 +82,113 @@ class Verdict:
                 return self._judge
             start = len(self._seen[0]) if len(now) == len(self._seen) == 1 else 0
             if self._judge is None or not start or not np.array_equal(now[0][:start], self._seen[0]):
-                self._judge, start = self._new(), 0
+                self._judge, start = self._first_judge(now)
             self._judge.feed_all(self._ranks.blocks([moments[start:] for moments in now], JUDGED))
             self._seen = now
         return self._judge
 
-    def _new(self) -> RunJudge:
+    def _first_judge(self, now: list[np.ndarray]) -> tuple[RunJudge, int]:
         about = self._ranks.about
-        limits = _known_limits(about.get("limits")) if self._limits is None else self._limits
-        return RunJudge(limits, about.get("fewest_keys") or FEWEST_KEYS)
+        if len(now) == 1:  # what several ranks wrote together none of them has judged
+            return kept_judge(self._ranks.readers[0], now[0], about, self._limits)
+        return judge_of(about, self._limits), 0
+
+
+class Keeper:
+    """Judges what a fragment takes, and keeps in its file what a judge knows then: readers go on from there.
+
+    It is kept with how many samples were judged and with the CRC-32 of their moments. A reader takes it only where its
+    first samples are these, so it may be of fewer than there are, or of some that were replaced.
+    """
+
+    def __init__(self, fragment: Fragment) -> None:
+        self._fragment = fragment
+        self._judge: RunJudge | None = None
+        self._samples = self._crc = self._next = self._kept = 0
+        """How many samples were judged, the CRC-32 of their moments, the number of the next one, and how many had been
+        judged of what was kept last.
+        """
+        self._over = fragment.path is None
+
+    def follow(self, until: float, *, end: bool = False) -> None:
+        """Judges samples that are new, until a moment (monotonic). ``end``: no more will come.
+
+        After an error, and in a run that was thinned, none is judged any more: readers judge them.
+        """
+        if self._over:
+            return
+        tables = Tables(self._fragment.connection, self._fragment.lock)
+        reader = FragmentReader(tables, since=self._next - self._next % CHUNK)
+        about, self._over = reader.about, True
+        if about.get("thinned"):
+            return
+        if end or len(self._new(reader)) >= TOGETHER:
+            if self._judge is None or self._judge.laws != judge_of(about).laws or self._is_replaced(reader):
+                reader = FragmentReader(tables)
+                self._judge, self._kept = kept_judge(reader, reader.moments, about)
+                self._samples = self._crc = self._next = 0
+                self._count(reader.moments[: self._kept])
+            self._feed(self._judge, reader, until, 0 if end else TOGETHER - 1)
+        self._over = False
+        least = max(FEWEST_KEPT, self._kept + (1 if end else self._kept // GROWTH))
+        if self._judge is not None and self._samples >= least:
+            self._keep(self._judge)
+
+    def _new(self, reader: FragmentReader) -> np.ndarray:
+        return reader.moments[np.searchsorted(reader.moments["id"], self._next) :]
+
+    def _feed(self, judge: RunJudge, reader: FragmentReader, until: float, left: int) -> None:
+        """Judges what is new but for the last ``left`` at most."""
+        new = self._new(reader)
+        for first in range(0, len(new) - left, TOGETHER):
+            if first and time.monotonic() > until:
+                break
+            part = new[first : first + TOGETHER]
+            judge.feed_all(reader.blocks(part, JUDGED))
+            self._count(part)
+
+    def _is_replaced(self, reader: FragmentReader) -> bool:
+        """Whether a later segment replaces samples that were judged."""
+        step = self._judge.step if self._judge is not None else None
+        return step is not None and any(
+            start.first_sample >= self._next and start.first_step <= step for start in reader.starts
+        )
+
+    def _count(self, moments: np.ndarray) -> None:
+        self._samples += len(moments)
+        self._crc = zlib.crc32(moments.tobytes(), self._crc)
+        self._next = int(moments["id"][-1]) + 1 if len(moments) else self._next
+
+    def _keep(self, judge: RunJudge) -> None:
+        """Keeps what was judged, and what was kept before: a run that goes back a little goes on from that."""
+        row = (judge.laws, self._samples, self._crc, judge.to_bytes())
+        with self._fragment.transaction() as connection:
+            connection.execute("DELETE FROM verdict WHERE laws <> ? OR samples <> ?", (judge.laws, self._kept))
+            put(connection, "verdict", [row])
+        self._kept = self._samples
+
+
+def kept_judge(
+    reader: FragmentReader,
+    moments: np.ndarray,
+    about: Mapping[str, Any],
+    limits: AlarmLimits | Mapping[str, Any] | None = None,
+) -> tuple[RunJudge, int]:
+    """A judge of the first of these moments, as a writer kept it, and of how many; a new one where none was kept."""
+    laws = judge_of(about, limits).laws
+    for samples, judged, numbers in reader.verdicts(laws):
+        judge = judge_of(about, limits)
+        seen = moments[:samples]
+        fits = samples <= len(moments) and zlib.crc32(seen.tobytes()) == judged
+        if fits and judge.restore(reader.sites_of(seen), numbers):
+            return judge, samples
+    return judge_of(about, limits), 0
+
+
+def judge_of(about: Mapping[str, Any], limits: AlarmLimits | Mapping[str, Any] | None = None) -> RunJudge:
+    """A new judge by these limits; None for those that a run tells of itself."""
+    limits = _known_limits(about.get("limits")) if limits is None else limits
+    return RunJudge(limits, about.get("fewest_keys") or FEWEST_KEYS)
 
 
 def _known_limits(limits: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from attemper.store.parts import Parts
 from attemper.store.place import leave_lost
 from attemper.store.replay import replay
 from attemper.store.schema import FORKED, Tables
+from attemper.store.verdict import Keeper
 from attemper.text import clean_name
 
 logger = logging.getLogger("attemper")
@@ -55,6 +56,8 @@ GIVEN_UP = (
     "dropped."
 )
 """Where what stands in the place of the file turns out to be another writer's, say."""
+JUDGE_SECONDS = 0.25
+"""Samples are judged for about so long at each fold, so that those of a run that went back follow in turns."""
 MEMORY_BYTES = 64 << 20
 """A history without a store takes at most about so much."""
 
@@ -80,6 +83,7 @@ class Writer:
             pending: whether that may end: the file is tried every second, and takes what memory holds.
         """
         self._fragment, self._opening, self._parts, self._refused = fragment, opening, parts, refused
+        self._keeper = Keeper(fragment)
         self.pending, self._due = pending, time.monotonic() + RETRY_SECONDS
         self._process = os.getpid()
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -256,6 +260,7 @@ class Writer:
                 self._insist(self._open, self.last_step)
             self._note_losses()
             self._publish()
+            self._judge(end=True)
             self._attempt(lambda: self._fragment.close(self._deadline or 0.0))
         finally:
             unnoted = self.dropped - self._noted
@@ -293,7 +298,7 @@ class Writer:
         """Opens the file that the disk did not take before, and writes what memory holds into it."""
         assert self._opening is not None
         fragment, self._parts = self._opening.open()
-        memory, self._fragment = self._fragment.tables(), fragment
+        memory, self._fragment, self._keeper = self._fragment.tables(), fragment, Keeper(fragment)
         ((left, end),) = memory.rows("SELECT count(*), coalesce(max(id), -1) FROM sample")
         self._settled -= left
         self._failed = self._settled  # thinned meanwhile
@@ -320,8 +325,17 @@ class Writer:
         self._settled, self._settled_bytes = self._settled + 1, self._settled_bytes + sample.values.nbytes
         if kept:
             self._note_losses()
-            if self._attempt(self._fragment.fold) or (self._parts is not None and not self._parts.seconds_left):
+            folded = self._attempt(self._fragment.fold)
+            if folded or (self._parts is not None and not self._parts.seconds_left):
                 self._publish()
+            if folded:
+                self._judge()
+
+    def _judge(self, *, end: bool = False) -> None:
+        """Parts are read without what is kept beside the fragment."""
+        until = min(time.monotonic() + JUDGE_SECONDS, self._deadline or float("inf"))
+        if self._parts is None and time.monotonic() < until:
+            self._attempt(lambda: self._keeper.follow(until, end=end))
 
     def _do(self, action: Callable[[], object]) -> None:
         if self.live:
