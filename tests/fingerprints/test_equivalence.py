@@ -45,6 +45,8 @@ QUICK = [
     ("opt", "rotated everywhere", "float32"),
     ("bert", "values scaled", "float32"),
     ("bert", "heads permuted", "float32"),
+    ("opt", "large key bias", "float32"),
+    ("gpt2", "large key bias", "bfloat16"),
 ]
 """Those of which one transform each is shown by default."""
 EVERY = [(name, change, dtype) for name in ARCHITECTURES for change in CHANGES for dtype in ("float32", "bfloat16")]
@@ -106,10 +108,21 @@ def faulty(name: str, change: str, fault: str, at: int, dtype: str) -> None:
         ("llama", "smoothed", "scale", 1, "float32"),
         ("llama", "groups permuted", "mlp", 1, "float32"),
         ("opt", "stream rotated", "output projection", 1, "float32"),
+        ("gpt2", "large key bias", "values", 1, "bfloat16"),
     ],
 )
 def test_a_real_fault_behind_or_beside_a_transform_is_found(name: str, change: str, fault: str, at: int, dtype: str):
     faulty(name, change, fault, at, dtype)
+
+
+def test_an_output_that_rounding_of_large_scores_does_not_explain_is_a_fault():
+    b = other("opt", "large key bias")
+    assert b is not None
+    site = b.sites[1]
+    wrong = replace(site, output=site.output * np.float32(1.0001))
+    a, b = base("opt"), replace(b, sites=(b.sites[0], wrong, *b.sites[2:]))
+    for found in (attemper.explain(a, b), attemper.explain(b, a)):
+        assert (found.kind, found.site) == ("scores", site.name), found.message
 
 
 def test_embeddings_that_are_too_long_are_no_longer_stream():

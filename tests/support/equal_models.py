@@ -526,14 +526,18 @@ def repeated(whole: Whole, _: torch.Generator) -> bool | None:
     return None
 
 
-def key_biased(whole: Whole, generator: torch.Generator) -> bool | None:
+def key_biased(times: float) -> Change:
     """A bias of keys, which adds one number to all scores of a row."""
-    if whole.rotary or whole.layers[0].k.bias is None:
-        return False
-    for layer in whole.layers:
-        assert layer.k.bias is not None
-        layer.k.bias.add_(torch.randn(layer.k.bias.shape, generator=generator, dtype=torch.float64))
-    return None
+
+    def change(whole: Whole, generator: torch.Generator) -> bool | None:
+        if whole.rotary or whole.layers[0].k.bias is None:
+            return False
+        for layer in whole.layers:
+            assert layer.k.bias is not None
+            layer.k.bias.add_(times * torch.randn(layer.k.bias.shape, generator=generator, dtype=torch.float64))
+        return None
+
+    return change
 
 
 def shifted(whole: Whole, _: torch.Generator) -> bool | None:
@@ -608,7 +612,8 @@ CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
     "groups permuted": (groups_permuted, ("permuted",)),
     "heads permuted": (heads_permuted, ("permuted",)),
     "repeated": (repeated, ("repeated",)),
-    "key bias": (key_biased, ()),
+    "key bias": (key_biased(1), ()),
+    "large key bias": (key_biased(30), ()),
     "scores shifted": (shifted, ()),
     "mlp scaled": (mlp_scaled, ()),
     "mlp permuted": (mlp_permuted, ()),

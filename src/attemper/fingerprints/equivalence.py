@@ -51,8 +51,7 @@ def _head_level(pair: SitePair) -> float:
     if np.isnan(pair.output).all():
         return 1.0
     size = np.nan_to_num(np.median(pair.a.output[..., 0], 1)) ** 2
-    apart = np.array([pair.level(row) for row in pair.output])
-    return float(np.sqrt((size * apart**2).sum() / max(size.sum(), 1e-300)))
+    return float(np.sqrt((size * pair.by_head(pair.output) ** 2).sum() / max(size.sum(), 1e-300)))
 
 
 def in_order(pair: SitePair) -> SitePair:

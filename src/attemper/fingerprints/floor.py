@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attemper.fingerprints.pair import ROUNDING, SitePair
+from attemper.fingerprints.pair import ROUNDING, SitePair, sketch_difference
 
 MARGIN = 2.0
 """A stage is beyond rounding if its level is so many times the expected one."""
@@ -40,7 +40,7 @@ def enter(pair: SitePair, before: Before) -> None:
 
 def after(pair: SitePair, before: Before) -> Before:
     """How far they are apart when the next block begins."""
-    heads = float(np.mean([pair.level(rows) for rows in pair.output]))
+    heads = float(pair.by_head(pair.output).mean())
     entered, gave = (
         max(pair.level(pair.residual), input_level(pair)),
         _unless_more(heads, float(outputs(pair).mean())),
@@ -80,9 +80,17 @@ def products(pair: SitePair) -> float:
 
 
 def outputs(pair: SitePair) -> np.ndarray:
-    """[H]: head outputs, by what enters the attention and by how far scores are apart."""
+    """[H]: head outputs, by what enters the attention, by how far scores are apart and by what kernels round."""
     entering = math.hypot(max(input_level(pair), pair.source) / pair.eps, 2.0)
-    return pair.eps * np.hypot(entering, 0.7 * pair.score_level / pair.eps)
+    return pair.eps * np.hypot(entering, np.hypot(0.7 * pair.score_level, kernels(pair)) / pair.eps)
+
+
+def kernels(pair: SitePair) -> np.ndarray:
+    """[H]: how far the outputs of both runs are from those of their own queries, keys and values, as far as rounding of
+    their scores takes them; 0 where that was not seen.
+    """
+    apart = (pair.by_head(sketch_difference(site.output, site.recomputed)) for site in (pair.a, pair.b))
+    return np.hypot(*map(np.minimum, apart, pair.score_rounding))
 
 
 def states(pair: SitePair, name: str) -> float:

@@ -69,8 +69,7 @@ def _of(pair: SitePair, before: float) -> SiteLevels:
         relative = pair.score_level / np.maximum(pair.score_size, 1e-300)
         times["final score"] = float(floor.times(relative, product).max())
     if not np.isnan(pair.output).all():
-        level = np.array([pair.level(rows) for rows in pair.output])
-        times["head output"] = float(floor.times(level, floor.outputs(pair)).max())
+        times["head output"] = float(floor.times(pair.by_head(pair.output), floor.outputs(pair)).max())
     names = ("visible_keys", "first_visible", "last_visible")
     apart = np.any([pair.a.counts[name] != pair.b.counts[name] for name in names], axis=0)
     return SiteLevels(pair.a.name, times, int(apart.any(0).sum()), apart.shape[1])

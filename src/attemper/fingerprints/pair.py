@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attemper.fingerprints.record import GRAMS, SiteFingerprint
+from attemper.fingerprints.record import GRAMS, SiteFingerprint, scaled_products
 
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-23}
 """Largest relative error of rounding once. What is kept of float64 is float32."""
@@ -134,12 +134,18 @@ class SitePair:
 
     @cached_property
     def raw_level(self) -> np.ndarray:
-        """[H]: difference of q.k, relative to |q| |k|, over all rows."""
+        """[H]: difference of q.k, relative to the larger |q| |k|, over all rows."""
         change = np.nan_to_num(self.b.raw.astype(np.float64) - self.a.raw)
         rows = np.sqrt((change**2).mean(-1))
-        size = self.a.statistics["q_norm"] * np.median(self.a.statistics["k_norm"], 1, keepdims=True)
-        relative = rows / np.maximum(size, 1e-30)  # of float32, whose squares are of float64
-        return np.array([self.level(row) for row in relative])
+        # Of float32, whose squares are of float64.
+        return self.by_head(rows / np.maximum(np.maximum(*self.lengths), 1e-30))
+
+    @cached_property
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """[H, R] of both runs: |q| |k|, by the median of keys."""
+        statistics = (site.statistics for site in (self.a, self.b))
+        one, two = (part["q_norm"] * np.median(part["k_norm"], 1, keepdims=True) for part in statistics)
+        return one, two
 
     @cached_property
     def score_level(self) -> np.ndarray:
@@ -155,9 +161,20 @@ class SitePair:
 
     @cached_property
     def score_size(self) -> np.ndarray:
-        """[H]: what a relative error 1 of queries and keys would be in scores: median of m |q| |k|."""
-        part = self.a.statistics
-        return np.median(np.abs(part["multiplier"]) * part["q_norm"] * part["k_norm"], 1).astype(np.float64)
+        """[H]: what a relative error 1 of queries and keys would be in scores: median of m |q| |k|, the larger."""
+        names = ("multiplier", "q_norm", "k_norm")
+        parts = (np.prod([np.abs(site.statistics[name]) for name in names], 0) for site in (self.a, self.b))
+        return np.maximum(*(np.median(part, 1).astype(np.float64) for part in parts))
+
+    @cached_property
+    def score_rounding(self) -> tuple[np.ndarray, np.ndarray]:
+        """[H] of both runs: what rounding once changes the largest score of a row by. A number that all keys of a row
+        share moves no weight, and is rounded with the rest.
+        """
+        sites = self.a, self.b
+        scores = (scaled_products(site.raw, site.statistics["multiplier"], site.softcap) for site in sites)
+        one, two = (self.by_head(np.fmax.reduce(np.abs(part), -1)) for part in scores)
+        return self.rounding[0] * one, self.rounding[1] * two
 
     def _distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """[H]: difference of the numbers of rows [H, R, PAIRS] that both have, less the mean of each row."""
@@ -166,6 +183,10 @@ class SitePair:
         count = both.sum(-1, keepdims=True)
         change = np.where(both, change - change.sum(-1, keepdims=True) / np.maximum(count, 1), 0.0)
         rows = np.sqrt((change**2).sum(-1) / np.maximum(count[..., 0], 1))
+        return self.by_head(rows)
+
+    def by_head(self, rows: np.ndarray) -> np.ndarray:
+        """[H]: the level of each head's rows [H, R]."""
         return np.array([self.level(row) for row in rows])
 
     def level(self, rows: np.ndarray) -> float:

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attemper.checks import one_of
-from attemper.documents import parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
 
@@ -225,7 +224,7 @@ def load(path: Path = WEIGHTS) -> ByteModel:
             metadata = file.metadata() or {}
             if "config" not in metadata:
                 raise InputError("no 'config' in its metadata")
-            config = ByteConfig(**parse_json(metadata["config"], "its config"))
+            config = ByteConfig(**json.loads(metadata["config"]))
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():

@@ -11,20 +11,22 @@ from attemper.fingerprints.record import SiteFingerprint
 
 STAGE = "head output"
 INSIDE = 16.0
-"""An output is not the one of its own queries, keys and values if it is so many roundings away from it."""
+"""An output is not the one of its own queries, keys and values if it is so many roundings away from it, and further
+than rounding of its scores explains."""
 
 
 def inside(pair: SitePair) -> Finding | None:
     """One run's output does not follow from its own queries, keys, values and mask: the fault is in its kernel."""
-    eps = max(pair.rounding)  # its own weights are right, however they were rounded
-    levels = [_mismatch(site, site.recomputed, eps) for site in (pair.a, pair.b)]
+    one = _limit(max(pair.rounding))  # its own weights are right, however they were rounded
+    limits = [np.maximum(one, scores) for scores in pair.score_rounding]
+    levels = [_mismatch(site, site.recomputed) / limit for site, limit in zip((pair.a, pair.b), limits, strict=True)]
     off = [level > 1 for level in levels]
     if not (off[0] ^ off[1]).any():
         return None
     which = 1 if (off[1] & ~off[0]).any() else 0
     site, marked = (pair.a, pair.b)[which], off[which]
     heads, name = pair.heads(marked), "ab"[which]
-    if (_mismatch(site, site.tiled, eps)[marked] <= 1).all() and not np.isnan(site.tiled).all():
+    if (_mismatch(site, site.tiled) <= limits[which])[marked].all() and not np.isnan(site.tiled).all():
         words = f"query head h of run {name} reads key head h mod {site.kv_heads}, in place of groups side by side"
         return Finding("grouping", STAGE, 0.0, None, heads, words, own=True)
     words = (
@@ -44,12 +46,9 @@ def _limit(eps: float) -> float:
     return INSIDE * max(eps, 1e-6)
 
 
-def _mismatch(site: SiteFingerprint, expected: np.ndarray, eps: float) -> np.ndarray:
-    """[H]: the same of a head, by most of its rows; 0 where it was not seen."""
-    if np.isnan(site.output).all() or np.isnan(expected).all():
-        return np.zeros(len(site.output))
-    rows = sketch_difference(site.output, expected)
-    return np.array([level_of_rows(row) for row in rows]) / _limit(eps)
+def _mismatch(site: SiteFingerprint, expected: np.ndarray) -> np.ndarray:
+    """[H]: how far a head's outputs are from what is expected, by most of its rows; 0 where that was not seen."""
+    return np.array([level_of_rows(row) for row in sketch_difference(site.output, expected)])
 
 
 ALONE = 3.0
@@ -60,8 +59,7 @@ def values(pair: SitePair) -> Finding | None:
     """Outputs differ by more than scores and inputs explain, or those of few heads by much more than the others'."""
     if np.isnan(pair.output).all():
         return None
-    level = np.array([pair.level(row) for row in pair.output])
-    times = floor.times(level, floor.outputs(pair))
+    times = floor.times(pair.by_head(pair.output), floor.outputs(pair))
     marked = times > floor.EDGE
     if not ((times > 1) | (marked & (times > ALONE * np.median(times)))).any():
         return None

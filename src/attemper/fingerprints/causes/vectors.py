@@ -78,9 +78,7 @@ def _reproduces(pair: SitePair, factors: np.ndarray) -> bool:
     known = np.where((~(np.isnan(pair.a.raw) | np.isnan(pair.b.raw))).all(0), 1.0, 0.0)
     a, b = (_less_row_mean(site.raw.astype(np.float64), known) for site in (pair.a, pair.b))
     rest = np.sqrt(((b - factors[..., None] * a) ** 2).sum(-1) / np.maximum(known.sum(-1), 1.0))
-    one, two = (
-        site.statistics["q_norm"] * np.median(site.statistics["k_norm"], 1, keepdims=True) for site in (pair.a, pair.b)
-    )
+    one, two = pair.lengths
     relative = rest / np.maximum(np.minimum(np.abs(factors) * one, two), 1e-9 * (one + two) + 1e-30)
     return max(map(pair.level, relative)) <= REPRODUCED * floor.MARGIN * floor.products(pair)
 
