@@ -14,6 +14,7 @@ import torch
 
 from attemper import files, report
 from attemper.control.temperature_file import write
+from attemper.documents import read_foreign
 from attemper.errors import InputError
 from attemper.files import replace_synced, write_whole
 from attemper.lab import model as lab
@@ -158,3 +159,28 @@ def test_a_replacement_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_p
         part.write_text(None)  # type: ignore[arg-type]
     assert (tmp_path / "file").read_text() == "old"
     assert listing(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff\xfe\xff", "cannot be read: it is not JSON"),
+        (b"[" * 100_000, "cannot be read: it is not JSON"),
+        (b"9" * 5000, "cannot be read: it is not JSON"),
+        (b"[1]", "cannot be read: it must be an object, got list of 1"),
+        (b'{"architectures": 3}', r"it\.architectures must be a list or null, got 3"),
+    ],
+)
+def test_a_config_of_other_software_that_is_none_is_one_error(tmp_path, data, message):
+    path = tmp_path / "config.json"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        read_foreign(path, {"architectures?": ([str], None)})
+
+
+def test_a_config_of_other_software_may_hold_infinite_numbers(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"time_step_limit": [0.0, Infinity]}')
+    assert read_foreign(path) == {"time_step_limit": [0.0, float("inf")]}
+    with pytest.raises(InputError, match=r"none\.json cannot be read: No such file"):
+        read_foreign(tmp_path / "none.json")

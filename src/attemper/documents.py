@@ -61,6 +61,21 @@ def parse_json(text: str | bytes, what: str) -> Any:
     return found
 
 
+def read_foreign(path: Path, schema: Mapping[Any, Any] | None = None) -> dict[str, Any]:
+    """The object in a JSON file that other software wrote, such as a config.json: it may hold infinite numbers.
+
+    Raises:
+        InputError: it cannot be read, is not JSON, or no object of this schema.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: it is not JSON ({error}).") from error
+    return check_document(found, schema or {}, f"{path} cannot be read: it")
+
+
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no number of JSON; a missing value is null")
 

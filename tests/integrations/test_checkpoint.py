@@ -54,10 +54,11 @@ def test_a_shard_outside_the_folder_is_refused_before_it_is_opened(sharded: Path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("garbage", "cannot be read as the index"),
-        ("[" * 100_000, "cannot be read as the index"),
-        ("[]", "has no weight_map"),
-        ('{"weight_map": {"a": 1}}', "has no weight_map"),
+        ("garbage", "is no index of a checkpoint.*it is not JSON"),
+        ("[" * 100_000, "is no index of a checkpoint.*it is not JSON"),
+        ("[]", "must be an object, got list"),
+        ("{}", "has no 'weight_map'"),
+        ('{"weight_map": {"a": 1}}', r"weight_map\.a must be text, got 1"),
     ],
 )
 def test_an_index_that_is_none_is_told(sharded: Path, text: str, message: str) -> None:

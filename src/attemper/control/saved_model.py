@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attemper.control.one_call import OneCall
 from attemper.control.part_form import form_of, part_of
 from attemper.control.temperature_file import read_tensors, write_tensors
-from attemper.documents import check_document, parse_json
+from attemper.documents import check_document, parse_json, read_foreign
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.nn.normalizers import Normalizer
@@ -158,8 +158,7 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 def _mark(config: Path) -> None:
     """Says in config.json that the weights are not all: a reader of it meets the field."""
     if config.is_file():
-        content = json.loads(config.read_text(encoding="utf-8"))
-        _write(config, content | {FIELD: {"version": _VERSION, "restored_by": "attemper.load(folder)"}})
+        _write(config, read_foreign(config) | {FIELD: {"version": _VERSION, "restored_by": "attemper.load(folder)"}})
 
 
 def is_tempered(folder: Path) -> bool:
@@ -171,10 +170,7 @@ def is_tempered(folder: Path) -> bool:
     there, config = (folder / FILE).is_file(), folder / "config.json"
     if not config.is_file():
         return there
-    try:
-        named = FIELD in json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{config} cannot be read: {error}.") from error
+    named = FIELD in read_foreign(config)
     if named and not there:
         raise InputError(
             f"{config} has the field {FIELD!r}: this model was tempered, and {FILE}, which says how, is missing. Copy "

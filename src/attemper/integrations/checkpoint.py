@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from attemper.documents import read_foreign
 from attemper.errors import InputError
 from attemper.integrations.hub import near_folder, on_hub
 from attemper.text import clean_name
@@ -80,13 +80,9 @@ def _check_shards(folder: Path) -> None:
 
 def _shards(path: Path) -> set[str]:
     try:
-        index: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as the index of a checkpoint: {error}.") from error
-    names = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(names, dict) or not all(isinstance(shard, str) for shard in names.values()):
-        raise InputError(f"{path} is no index of a checkpoint: it has no weight_map from parameters to files.")
-    return set(names.values())
+        return set(read_foreign(path, {"weight_map": {str: str}})["weight_map"].values())
+    except InputError as error:
+        raise InputError(f"{path} is no index of a checkpoint, from parameters to files: {error}") from error
 
 
 def _is_inside(name: str) -> bool:

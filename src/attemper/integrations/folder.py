@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torch import nn
 
 from attemper.control.saved_model import FIELD, is_tempered, parts_in
 from attemper.control.temper import Tempered
+from attemper.documents import read_foreign
 from attemper.errors import InputError, MissingExtraError
 from attemper.integrations.checkpoint import check_folder
 from attemper.integrations.hub import first_line, quiet
@@ -109,11 +109,8 @@ def model_of(folder: str, cls: Any = None) -> Any:
 
 def _class_of_config(transformers: Any, folder: str) -> Any:
     """The class of transformers that a config names as its first; None if it is none of theirs."""
-    try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        name = (config.get("architectures") or [None])[0]
-    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(f"{folder}: config.json cannot be read: {first_line(error)}") from error
+    config = read_foreign(Path(folder) / "config.json", {"architectures?": ([object], None)})
+    name = (config.get("architectures") or [None])[0]
     found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
 

@@ -6,7 +6,6 @@ Weights come from safetensors only; ``trust_remote_code`` stays off; a folder is
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import os
@@ -25,6 +24,7 @@ from attemper.checks import one_of
 from attemper.control.saved_model import FIELD, FILE
 from attemper.control.temper import Tempered
 from attemper.control.temperature_file import FILE as TENSORS
+from attemper.documents import read_foreign
 from attemper.errors import InputError, MissingExtraError
 from attemper.integrations.checkpoint import PLACES, check_folder
 from attemper.integrations.device import to_device
@@ -91,8 +91,7 @@ def import_ahead(source: str) -> None:
     """
     with suppress(Exception):
         check_folder(source)
-        config: Any = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
-        kind = config.get("model_type") if isinstance(config, dict) else None
+        kind = read_foreign(Path(source) / "config.json").get("model_type")
         import transformers
 
         with quiet(transformers):

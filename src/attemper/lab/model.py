@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from attemper.checks import one_of
+from attemper.documents import parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
 
@@ -224,7 +225,7 @@ def load(path: Path = WEIGHTS) -> ByteModel:
             metadata = file.metadata() or {}
             if "config" not in metadata:
                 raise InputError("no 'config' in its metadata")
-            config = ByteConfig(**json.loads(metadata["config"]))
+            config = ByteConfig(**parse_json(metadata["config"], "its config"))
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():

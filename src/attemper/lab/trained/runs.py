@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from attemper.checks import whole_number
+from attemper.documents import parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.lab.corpus import Corpus, standard_library
@@ -83,7 +84,7 @@ def records(
     paths = [folder / file_name(identity(run, job, text)) for run in runs]
     work = {path: partial(_write, run, job, corpus, path) for run, path in zip(runs, paths, strict=True)}
     write_missing(work, folder, workers=workers, at_most=at_most, report=report)
-    return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
+    return [parse_json(path.read_bytes(), str(path)) for path in paths if path.is_file()]
 
 
 def write_missing(

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from attemper.documents import parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.lab.trained.signals import least
@@ -59,7 +60,7 @@ def read_summary(path: Path, experiment: str) -> dict[str, Any]:
         InputError: it is missing, no JSON, or of another experiment.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_bytes(), "its text")
     except (OSError, ValueError) as error:
         raise InputError(
             f"lab {experiment}: {str(path)!r} is no file of results: {error}. Name the results.json that the "
