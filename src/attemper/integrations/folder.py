@@ -109,8 +109,8 @@ def model_of(folder: str, cls: Any = None) -> Any:
 
 def _class_of_config(transformers: Any, folder: str) -> Any:
     """The class of transformers that a config names as its first; None if it is none of theirs."""
-    config = read_foreign(Path(folder) / "config.json", {"architectures?": ([object], None)})
-    name = (config.get("architectures") or [None])[0]
+    names = read_foreign(Path(folder) / "config.json").get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
     found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
     return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
 
