@@ -28,7 +28,7 @@ from tests.support.engine_models import ARCHITECTURES, PRETRAINED
 from tests.support.engine_pairs import HARMLESS, Outcome, double_faults, faulty_pairs, harmless, is_same
 
 import attemper
-from attemper.monitor.model import computed_on
+from attemper.monitor.checked_model import computed_on
 
 UNSEEN = ("phi", "olmo2", "qwen3_moe")
 

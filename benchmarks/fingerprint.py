@@ -31,7 +31,7 @@ import torch
 
 import attemper
 from attemper.lab.representation import shipped_text
-from attemper.monitor.model import computed_on
+from attemper.monitor.checked_model import computed_on
 
 
 def main() -> None:

@@ -109,7 +109,7 @@ with loading():
         done("import transformers.modeling_utils")
 if folder:
     from attemper.cli.scan import model_and_text
-    from attemper.cli.options import Dtype, Input, read_text
+    from attemper.cli.arguments import Dtype, Input, read_text
     model, batches, _ = model_and_text(folder, read_text(None), Input(None, None, 8, "cpu", Dtype.float32))
     done("model, tokenizer, tokens")
     found = attemper.scan(model, batches)

@@ -23,7 +23,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from attemper.lab.trained.demo import DemoRun, Progress, run_demo
-from attemper.readings.notebook import ink_on, viridis
+from attemper.report.notebook import ink_on, viridis
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "pictures" / "collapse.gif"

@@ -24,8 +24,8 @@ SKIP = re.compile(r"# fmt: skip$", re.MULTILINE)
 
 EVERYWHERE = ("checks", "documents", "errors", "files", "text", "statistics", "__init__", "__main__", "conftest")
 """Not drawn: every room may import them, or they only start another."""
-PAGES = "to_html"
-"""The function in which a room may import another that stands above it."""
+UPPER = ("fingerprints.taking", "monitor.watch", "results.pattern")
+"""Upper floors of rooms: layers of their own."""
 
 
 def main(arguments: list[str]) -> int:
@@ -71,7 +71,8 @@ def rooms(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 def room_of(module: str) -> str:
     """``call`` for ``attemper.call.result``; the package itself is its ``__init__``."""
-    return (module.split(".") + ["__init__"])[1]
+    name = module.partition(".")[2]
+    return next((floor for floor in UPPER if f"{name}.".startswith(f"{floor}.")), name.partition(".")[0] or "__init__")
 
 
 def module_of(path: Path, folder: Path) -> str:
@@ -96,26 +97,16 @@ def counts(sources: Mapping[str, str]) -> dict[str, int]:
 
 
 def imported(source: str, known: Mapping[str, str], inside: bool = False) -> set[str]:
-    """Files of the package that a file imports when it loads; with ``inside``, in its functions too, but for those
-    that write pages.
-    """
+    """Files of the package that a file imports when it loads; with ``inside``, in its functions too."""
     found: set[str] = set()
     tree = ast.parse(source)
-    for node in statements(tree) if inside else tree.body:
+    for node in ast.walk(tree) if inside else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in known}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= names & known.keys() or {node.module} & known.keys()
     return found
-
-
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All that stands in ``node``, without the inside of functions of the name ``PAGES``."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef) or child.name != PAGES:
-            yield child
-            yield from statements(child)
 
 
 def circles(sources: Mapping[str, str]) -> list[set[str]]:

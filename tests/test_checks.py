@@ -17,7 +17,7 @@ from attemper.checks import MOST, did_you_mean, index_of, one_of, positive_numbe
 from attemper.lab import run, train
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import configure
-from attemper.readings.comparison import Comparison
+from attemper.results.comparison import Comparison
 from attemper.statistics import asked_names
 
 

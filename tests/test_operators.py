@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attemper
 import attemper.call.autograd  # registers the gradients
 from attemper.backends.contract import Problem
-from attemper.call import operator, sums
+from attemper.call import call_sums, operator
 from attemper.statistics import ONE_PASS, SOFTMAX_BASE, Column, state_columns
 
 ALL_COLUMNS = state_columns(("logit_variance", "effective_tokens", "first_token_mass", "mean_distance"))
@@ -243,7 +243,7 @@ def test_triton_is_launched_on_the_device_of_the_tensors(monkeypatch: pytest.Mon
         lambda: operator.attention(call),
         lambda: gradients(call, 0),
         lambda: operator.sampled_positions(torch.zeros(1, dtype=torch.float64), 2, 3, flag),
-        lambda: sums.add(call, sums.empty_sums(4, torch.device("cpu")), flag),
+        lambda: call_sums.add(call, call_sums.empty_sums(4, torch.device("cpu")), flag),
     ):  # fmt: skip
         entered.clear()
         launch()

@@ -95,7 +95,7 @@ NOUNS = (
 SEVERAL = rf" (?:(?:more|other|new|query|key|padded|attention|special|empty) )?(?:{NOUNS})\b"
 AT_LEAST_TWO = {
     "bench/timing.py": "a benchmark has many tokens",
-    "call/options.py": "heads that are more than those that share them",
+    "call/request.py": "heads that are more than those that share them",
     "call/result.py": "rows that some were chosen from",
     "cli/lab.py": "a name, which runs",
     "call/spans.py": "a label that the scans of two releases compare",
@@ -103,10 +103,10 @@ AT_LEAST_TWO = {
     "fingerprints/causes/rotary.py": "features that turn in pairs",
     "fingerprints/align.py": "a name of what counts places",
     "lab/": "experiments have many of everything",
-    "monitor/data_parallel.py": "ranks of a mesh",
+    "distributed/data_parallel.py": "ranks of a mesh",
     "monitor/head_weights.py": "more than the largest number of weights",
-    "monitor/reduction.py": "ranks that are merged",
-    "monitor/slots.py": "ranks that are merged",
+    "distributed/reduction.py": "ranks that are merged",
+    "distributed/slots.py": "ranks that are merged",
     "nn/normalizers.py": "one value for each of several heads",
     "nn/temperature.py": "one temperature for each of several heads",
     "readings/part_file.py": "shards of which one is missing",

@@ -111,7 +111,7 @@ PAGES = (
             "Fingerprints": (
                 "attemper.fingerprints.record.SiteFingerprint", "attemper.fingerprints.explanation.Remark",
             ),
-            "A comparison": ("attemper.readings.comparison.HeadChange",),
+            "A comparison": ("attemper.results.comparison.HeadChange",),
             "A stored run": (
                 "attemper.store.run.Run", "attemper.store.run.Coverage", "attemper.store.run.Unread",
                 "attemper.store.series.Segment", "attemper.store.series.Lost", "attemper.readings.sample.SiteLabel",

@@ -21,21 +21,20 @@ if TYPE_CHECKING:
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.fingerprints.explain import explain
     from attemper.fingerprints.explanation import Explanation
-    from attemper.fingerprints.file import load_fingerprint
-    from attemper.fingerprints.record import Fingerprint
+    from attemper.fingerprints.fingerprint import Fingerprint, load_fingerprint
+    from attemper.fingerprints.taking.fingerprint import fingerprint
     from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
     from attemper.integrations.folder import load
-    from attemper.monitor.fingerprint import fingerprint
-    from attemper.monitor.pattern import Pattern, pattern
+    from attemper.monitor.pattern import pattern
     from attemper.monitor.scan import scan
     from attemper.monitor.watch import Watch, watch
-    from attemper.readings.comparison import Comparison, compare
     from attemper.readings.limits import AlarmLimits
-    from attemper.readings.part_file import load_scan
-    from attemper.readings.scan import Scan
+    from attemper.results.comparison import Comparison, compare
+    from attemper.results.pattern import Pattern
+    from attemper.results.run import open_run
+    from attemper.results.scan import Scan, load_scan
     from attemper.sites.tap import tap
-    from attemper.store.folder import open_run
-    from attemper.store.options import Store
+    from attemper.store.store import Store
 
 __version__ = "0.3.0"
 
@@ -49,24 +48,24 @@ _HOMES = {
     "calibrate": "attemper.control.calibrate",
     "Calibration": "attemper.control.calibration",
     "QKClip": "attemper.control.qk_clip",
-    "Scan": "attemper.readings.scan",
+    "Scan": "attemper.results.scan",
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
-    "Comparison": "attemper.readings.comparison",
+    "Comparison": "attemper.results.comparison",
     "Explanation": "attemper.fingerprints.explanation",
-    "Fingerprint": "attemper.fingerprints.record",
+    "Fingerprint": "attemper.fingerprints.fingerprint",
     "explain": "attemper.fingerprints.explain",
-    "fingerprint": "attemper.monitor.fingerprint",
-    "load_fingerprint": "attemper.fingerprints.file",
-    "compare": "attemper.readings.comparison",
-    "Pattern": "attemper.monitor.pattern",
+    "fingerprint": "attemper.fingerprints.taking.fingerprint",
+    "load_fingerprint": "attemper.fingerprints.fingerprint",
+    "compare": "attemper.results.comparison",
+    "Pattern": "attemper.results.pattern",
     "pattern": "attemper.monitor.pattern",
     "dense_weights": "attemper.functional.attention",
     "functional": "attemper.functional",
     "load": "attemper.integrations.folder",
-    "load_scan": "attemper.readings.part_file",
+    "load_scan": "attemper.results.scan",
     "nn": "attemper.nn",
-    "open_run": "attemper.store.folder",
+    "open_run": "attemper.results.run",
     "scan": "attemper.monitor.scan",
     "schedules": "attemper.schedules",
     "SigmaReparam": "attemper.control.sigma_reparam",
@@ -81,7 +80,7 @@ _HOMES = {
     "Thermostat": "attemper.control.thermostat",
     "temper": "attemper.control.temper",
     "Tempered": "attemper.control.temper",
-    "Store": "attemper.store.options",
+    "Store": "attemper.store.store",
     "watch": "attemper.monitor.watch",
     "Watch": "attemper.monitor.watch",
     "varlen_attention": "attemper.functional.attention",

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attemper.cli.options import TEXT
+from attemper.cli.arguments import TEXT
 from tests.support import encoder
 from tests.support.command import Ended, run_command
 

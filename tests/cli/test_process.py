@@ -60,7 +60,7 @@ def test_the_command_has_ctrl_c_as_it_found_it():
 
 SHIPPED = """
 import gc, weakref
-from attemper.cli.options import Dtype, Input
+from attemper.cli.arguments import Dtype, Input
 from attemper.cli.scan import model_and_text
 model, batches, _ = model_and_text(None, "a text of some words", Input(None, None, 8, "cpu", Dtype.float32))
 import torch

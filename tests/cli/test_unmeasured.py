@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.readings.notebook import scan_html
 from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import Sample
 from attemper.report import texts
+from attemper.report.notebook import scan_html
 from attemper.report.page import page
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock

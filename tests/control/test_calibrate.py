@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import Calibration, InputError, calibrate
-from attemper.cli.options import TEXT
+from attemper.cli.arguments import TEXT
 from attemper.control.calibrate import by_gradient, by_grid, paired_interval
 from attemper.lab import model as lab
 from attemper.lab.corpus import drawn_windows, standard_library

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import attemper
 from attemper import InputError
-from attemper.call.options import Options
+from attemper.call.request import Options
 from attemper.control.query_key_weights import projections_of
 from attemper.lab.model import Attention, ByteConfig, ByteModel
 from attemper.nn import ConditionalTemperature, FixedTemperature, LearnedTemperature, LengthTemperature

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import attemper
 from attemper import InputError
-from attemper.call.options import Options, request_of
+from attemper.call.request import Options, request_of
 from attemper.control.entropy_meter import slope_of
 from attemper.lab.model import ByteConfig, ByteModel
 from tests.control.models import built, checkpointed

@@ -24,10 +24,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import attemper
+from attemper.distributed.data_parallel import data_parallel_group
+from attemper.distributed.slots import Slots
 from attemper.integrations import training
 from attemper.monitor.collector import Collector
-from attemper.monitor.data_parallel import data_parallel_group
-from attemper.monitor.slots import Slots
 from tests.distributed.worker import HEADS, SIZE, TOKENS
 from tests.support.ranks import folder_of_cases, run_cases
 

@@ -13,7 +13,7 @@ from torch import nn
 import attemper
 from attemper.errors import InputError
 from attemper.fingerprints.record import GRAMS, OFFSETS, VECTOR_ROWS, projection
-from attemper.monitor.fingerprint_rows import grams_of
+from attemper.fingerprints.taking.rows import grams_of
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import padded, tiny, tokens
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import attemper
 from attemper.errors import InputError
-from attemper.monitor.fingerprint_folder import fingerprint_of_folder
+from attemper.fingerprints.taking.engine import fingerprint_of_folder
 
 
 def layers(folder: Path, count: int = 3, factor: float = 1.0, **facts: str) -> Path:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError, functional
-from attemper.call.options import Keywords, ScoreKeywords
+from attemper.call.request import Keywords, ScoreKeywords
 from attemper.statistics import ONE_PASS
 from tests.support.calls import attended
 

@@ -14,7 +14,7 @@ import attemper
 from attemper import InputError
 from attemper.backends import native
 from attemper.call import known_requests
-from attemper.call.options import Options
+from attemper.call.request import Options
 from tests.support.calls import PRESENT, known
 
 needs_native = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")

@@ -12,7 +12,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 
 import attemper
 from attemper import InputError
-from attemper.call.options import Options, request_of
+from attemper.call.request import Options, request_of
 from tests.support.calls import attended
 
 SIZES = {"square": (5, 5), "fewer queries": (3, 6), "more queries": (6, 3)}

@@ -19,9 +19,9 @@ from attemper import InputError
 from attemper.backends import table
 from attemper.call import operator as _ops
 from attemper.call.attention import measurement, run
-from attemper.call.options import Options
+from attemper.call.call_sums import accumulate
 from attemper.call.packing import Packing
-from attemper.call.sums import accumulate
+from attemper.call.request import Options
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("interpreted")

@@ -10,8 +10,8 @@ import torch
 import attemper
 from attemper import InputError
 from attemper.call.attention import measurement, run
-from attemper.call.options import Options
 from attemper.call.packing import Packing
+from attemper.call.request import Options
 from tests.support.calls import had
 
 Q, K = 23, 29

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from attemper.integrations.pictures import Pictures, Range, draw_method, grid, pixels, table, table_method
-from attemper.readings.notebook import VIRIDIS
 from attemper.readings.reading import Reading
-from attemper.readings.scan import Scan
+from attemper.report.notebook import VIRIDIS
+from attemper.results.scan import Scan
 from tests.report.readings import site
 
 PIXELS = np.arange(8 * 4 * 3, dtype=np.uint8).reshape(8, 4, 3)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from attemper.distributed import ray_cluster
 from attemper.errors import InputError, MissingExtraError
-from attemper.integrations import ray_cluster
 from attemper.readings import part_file
 from tests.integrations.test_shards import bits, by_processes, kills
 from tests.support.killed_workers import task, text_file
@@ -28,7 +28,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from attemper.integrations import ray_cluster
+from attemper.distributed import ray_cluster
 from tests.support.killed_workers import task
 
 texts, out, kills = map(Path, sys.argv[1:4])

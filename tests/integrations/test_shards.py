@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attemper.distributed import shards, workers
+from attemper.distributed.shards import ShardTask, scan_shard, scan_texts
 from attemper.errors import InputError
-from attemper.integrations import processes, shards
-from attemper.integrations.shards import ShardTask, scan_shard, scan_texts
 from attemper.readings import part_file
 from attemper.readings.part import Part
 from attemper.statistics import SHOWN
@@ -153,9 +153,9 @@ def kills(folder: Path, many: int) -> Path:
     return folder
 
 
-def by_processes(texts: Path, out: Path, shards: int, workers: int, killed: Path | None = None) -> Part:
+def by_processes(texts: Path, out: Path, shards: int, count: int, killed: Path | None = None) -> Part:
     work, progress = task(texts, out, shards, killed), []
-    processes.run(work, range(shards), workers, progress.append)
+    workers.run(work, range(shards), count, progress.append)
     assert sum(progress) == work.survey.texts, "texts of a try that was lost do not count"
     return merged(work)
 
@@ -191,7 +191,7 @@ def test_a_shard_whose_workers_die_three_times_is_named(tmp_path: Path):
     with pytest.raises(
         ChildProcessError, match=r"the process of shard 0/2, 1/2 ended 3 times without a word \(SIGKILL\)"
     ):
-        processes.run(work, range(2), 2, lambda texts: None)
+        workers.run(work, range(2), 2, lambda texts: None)
 
 
 @pytest.mark.slow("starts processes")
@@ -199,4 +199,4 @@ def test_an_error_of_a_worker_is_raised_here(tmp_path: Path):
     work = task(text_file(tmp_path / "texts.txt", 500), tmp_path / "parts", 2)
     (tmp_path / "texts.txt").write_text("another text\n" * 500)
     with pytest.raises(InputError, match=r"the texts of texts\.txt changed while they were read"):
-        processes.run(work, range(2), 2, lambda texts: None)
+        workers.run(work, range(2), 2, lambda texts: None)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper.cli.options import TEXT
+from attemper.cli.arguments import TEXT
 from attemper.lab.model import encode, windows
 
 tf = pytest.importorskip("transformers")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from attemper.distributed.texts import Survey, Texts
 from attemper.errors import InputError, MissingExtraError
-from attemper.integrations.texts import Survey, Texts
 from attemper.readings.part import BLOCK
 
 

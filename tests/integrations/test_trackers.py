@@ -9,7 +9,7 @@ import pytest
 
 from attemper.integrations.trackers import Trackers
 from attemper.readings.reading import Reading
-from attemper.readings.scan import Scan
+from attemper.results.scan import Scan
 from tests.report.readings import site
 
 VALUES = {"a/b": 1.5, "c": 2.0}

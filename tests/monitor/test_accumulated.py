@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import BackendError, InputError
-from attemper.backends.sums import BINNED, BINS, COLUMNS, empty_sums
-from attemper.call import sums as accumulated
+from attemper.backends.chunk_sums import BINNED, BINS, COLUMNS, empty_sums
+from attemper.call import call_sums as accumulated
 from attemper.call.attention import measurement, run
-from attemper.call.options import Options
 from attemper.call.packing import Packing
+from attemper.call.request import Options
 from attemper.call.result import AttentionStats, by_head
 from attemper.monitor import calls as monitored
 from attemper.monitor.head_sums import SiteSums

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.monitor.data_parallel import Coordinate, _kind, data_parallel_group, is_distributed
+from attemper.distributed.data_parallel import Coordinate, _kind, data_parallel_group, is_distributed
 from tests.sites.own_models import Own
 
 

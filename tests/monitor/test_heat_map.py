@@ -16,8 +16,8 @@ import torch
 
 import attemper
 from attemper.errors import InputError, MissingExtraError
-from attemper.monitor.heat_map import MISSING, MOST_CELLS, VIRIDIS
 from attemper.monitor.pattern import Pattern
+from attemper.results.pattern import MISSING, MOST_CELLS, VIRIDIS
 
 WEIGHTS = torch.tensor([[1.0, 0.0, 0.0], [0.25, 0.75, 0.0]])
 

@@ -15,7 +15,7 @@ from torch import nn
 import attemper
 from attemper import cli
 from attemper.errors import InputError
-from attemper.monitor.model import hash_of, provenance, title
+from attemper.monitor.checked_model import hash_of, provenance, title
 from attemper.readings.reading import Reading
 from tests.report import readings
 from tests.sites import own_models

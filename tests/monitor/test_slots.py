@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import attemper
+from attemper.distributed.slots import MergedSample, Slots
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.options import Scope
-from attemper.monitor.slots import MergedSample, Slots
 from attemper.monitor.snapshot import SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import FEWEST_KEYS

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import attemper
 from attemper import QKClip
 from attemper.integrations.training import Monitor
+from attemper.monitor.checked_model import why_not_all
 from attemper.monitor.first_passes import MOST_PASSES
-from attemper.monitor.model import why_not_all
 from tests.sites.own_models import Own
 
 X = torch.randn(2, 10, 32)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import InputError
-from attemper.report.verdict import verdict
+from attemper.report.headline import verdict
 from tests.sites.own_models import Own
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import attemper
 from attemper import InputError
-from attemper.monitor.data_parallel import weight_ranks
+from attemper.distributed.data_parallel import weight_ranks
 
 
 @pytest.mark.parametrize("given", ["model", 0, True, ["data"]])

@@ -14,9 +14,8 @@ from rich.console import Console
 
 import attemper
 from attemper import InputError, MissingExtraError
-from attemper.readings.comparison import ALWAYS, Comparison, compare
-from attemper.readings.comparison_table import table
 from attemper.readings.reading import Reading
+from attemper.results.comparison import ALWAYS, Comparison, compare, table
 from tests.monitor.tiny_models import TINY, inputs
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 import attemper
-from attemper.readings.notebook import MOST_LINES
-from attemper.readings.scan import Scan
+from attemper.report.notebook import MOST_LINES
+from attemper.results.scan import Scan
 from tests.monitor.test_heat_map import Parsed
 from tests.report import readings
 from tests.support.contrast import contrast

@@ -13,7 +13,7 @@ import pytest
 from attemper import Comparison, report
 from attemper.files import write_whole
 from attemper.readings.reading import Reading
-from attemper.store.run import Run
+from attemper.results.run import Run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page, ViewportSize

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from attemper import InputError, compare
-from attemper.readings.comparison import STATISTICS, Comparison
 from attemper.readings.reading import Reading
 from attemper.report.comparison import MOST_ROWS, comparison_page
+from attemper.results.comparison import STATISTICS, Comparison
 from attemper.text import clean
 from tests.report import readings
 from tests.report.conftest import Open, shown_text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import attemper
-from attemper.store.run import Run
+from attemper.results.run import Run
 from tests.report.conftest import Open
 from tests.report.test_page_in_browser import colour, colours, numbers
 from tests.support.runs import collapsing, written

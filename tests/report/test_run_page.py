@@ -17,7 +17,7 @@ import attemper
 from attemper import InputError
 from attemper.readings.sample import Sample
 from attemper.report.run_page import run_page
-from attemper.store.run import Run
+from attemper.results.run import Run
 from tests.report import readings
 from tests.report.conftest import shown_text
 from tests.report.test_page import data_of

@@ -17,7 +17,7 @@ from attemper.readings.alarms import ALARMS, AlarmKind
 from attemper.readings.reading import Alarm
 from attemper.report import texts
 from attemper.report.run_table import table
-from attemper.store.folder import open_run
+from attemper.results.run import open_run
 from attemper.store.overview import Overview, overview
 from tests.support.runs import restless, written
 

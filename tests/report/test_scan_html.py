@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attemper import cli
-from attemper.readings.scan import Scan
+from attemper.results.scan import Scan
 from tests.report import readings
 from tests.support import encoder
 

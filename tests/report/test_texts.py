@@ -16,6 +16,7 @@ from attemper.monitor import recorder, tap_sums
 from attemper.readings.alarms import ALARMS, AlarmKind
 from attemper.readings.labels import LAYER_KINDS, reason_of
 from attemper.readings.reading import Skipped
+from attemper.report.headline import verdict
 from attemper.report.texts import (
     LANGUAGES,
     REASONS,
@@ -32,7 +33,6 @@ from attemper.report.texts import (
     say,
     texts,
 )  # fmt: skip
-from attemper.report.verdict import verdict
 from attemper.sites import identity, names, softmax_by_hand
 from attemper.sites.package_arguments import TAP
 from attemper.store.run import UNSAMPLED

@@ -10,8 +10,8 @@ import pytest
 from attemper.readings.alarms import ALARMS, AlarmKind
 from attemper.readings.reading import Skipped
 from attemper.report.document import towers
-from attemper.report.overview import groups
-from attemper.report.verdict import verdict
+from attemper.report.headline import verdict
+from attemper.report.key_figures import groups
 from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
 
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
-from attemper.call.options import Options
+from attemper.call.request import Options
 from attemper.sites import tap, tap_buffers
 from attemper.sites.observation import AttentionCall, operands_of
 from tests.sites.own_models import Own, entropies

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper.call.options import Options
+from attemper.call.request import Options
 from attemper.sites import ways
 from attemper.sites.act import Actions, ModelCall, attend
 from attemper.sites.observation import AttentionCall, current, mark_reported, report

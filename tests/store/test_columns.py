@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attemper.results.run import open_run
 from attemper.store.columns import columns
-from attemper.store.folder import open_run
 from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from attemper.errors import InputError
+from attemper.results.run import open_run
 from attemper.store import export
-from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
 from tests.support.runs import written
 from tests.support.samples import sample, samples, sites

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from attemper.errors import InputError
-from attemper.store.folder import delete_run, files_of, open_run, runs_below
+from attemper.results.run import open_run
+from attemper.store.folder import delete_run, files_of, runs_below
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
 from tests.support.runs import written

@@ -13,7 +13,7 @@ from attemper.readings.sample import Sample
 from attemper.store import pyramid
 from attemper.store.checksum import get
 from attemper.store.chunk import round_bits, unpack
-from attemper.store.folding import CHUNK, layouts
+from attemper.store.compaction import CHUNK, layouts
 from attemper.store.fragment import Fragment
 from tests.support.samples import NAMES, sample, samples, sites, values
 

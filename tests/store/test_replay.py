@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attemper.store.folding import CHUNK
+from attemper.store.compaction import CHUNK
 from attemper.store.fragment import Fragment
 from attemper.store.replay import replay
 from tests.support.samples import NAMES, sample, sites

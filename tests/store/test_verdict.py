@@ -14,8 +14,8 @@ from attemper.readings.alarms import KINDS
 from attemper.readings.judge import judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.sample import Sample
+from attemper.results.run import open_run
 from attemper.store.chunk import as_kept
-from attemper.store.folder import open_run
 from attemper.store.fragment import Fragment
 from tests.support.runs import collapsing, restless, with_gaps, written
 from tests.support.samples import samples, sites

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from attemper.backends import contract
-from attemper.call import known_requests, options
+from attemper.call import known_requests
+from attemper.call import request as call_request
 from attemper.lab import run
 from attemper.sites import tap, tap_buffers
 from tests.support import interpreter, models_seen
@@ -114,7 +115,7 @@ def tiled(monkeypatch: pytest.MonkeyPatch):
 
     def cut(*tile: int) -> None:
         sizes = dict(zip(("tile_rows", "tile_keys", "tile_elements"), tile, strict=False))
-        monkeypatch.setattr(options, "Problem", partial(contract.Problem, **sizes))
+        monkeypatch.setattr(call_request, "Problem", partial(contract.Problem, **sizes))
         monkeypatch.setattr(known_requests, "KNOWN", known_requests.KnownRequests())
 
     return cut

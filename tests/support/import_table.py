@@ -1,7 +1,7 @@
 """The import table of docs/design/0001-architecture.md as data, and a checker that holds sources against it.
 
-A layer is the part of a name after the package: ``attemper.call.result`` is of ``call``. Imports inside
-functions count, and so do those for type checkers; only an ``__init__.py`` may import anything under ``TYPE_CHECKING``.
+A layer is the part of a name after the package: ``attemper.call.result`` is of ``call``. A room with two floors has a
+row for the upper one, by its longer name: ``attemper.monitor.watch`` is of ``monitor.watch``. Imports inside functions count, and so do those for type checkers; only an ``__init__.py`` may import anything under ``TYPE_CHECKING``.
 """
 
 from __future__ import annotations
@@ -27,23 +27,31 @@ MAY_IMPORT: dict[str, set[str]] = {
     "functional": {"call"},
     "nn": {"functional", "schedules", "call"},
     "sites": {"functional", "nn", "call", "backends"},
-    "readings": {"report"},
+    "readings": set(),
     "fingerprints": set(),
-    "store": {"readings", "report"},
-    "monitor": {"sites", "functional", "store", "readings", "fingerprints", "call", "backends"},
-    "control": {"monitor", "sites", "nn", "functional", "schedules", "call"},
-    "integrations": {"control", "monitor", "sites", "store", "nn", "functional", "readings", "call"},
+    "store": {"readings"},
     "report": {"store", "readings", "fingerprints"},
-    "bench": {"monitor", "functional", "call", "backends"},
-    "lab": {"report", "control", "monitor", "readings", "sites", "nn", "functional", "schedules", "call"},
+    "results": {"report", "store", "readings"},
+    "results.pattern": {"report", "readings"},
+    "monitor": {"sites", "functional", "results", "results.pattern", "store", "readings", "call", "backends"},
+    "fingerprints.taking": {"monitor", "sites", "fingerprints", "readings", "call", "backends"},
+    "distributed": {"monitor", "sites", "results", "readings"},
+    "monitor.watch": {"distributed", "monitor", "sites", "results", "store", "readings", "backends"},
+    "control": {"monitor.watch", "distributed", "monitor", "sites", "nn", "functional", "schedules", "call"},
+    "integrations": {
+        *("control", "monitor.watch", "distributed", "monitor", "sites", "nn"),
+        *("results", "report", "store", "readings"),
+    },
+    "bench": {"monitor.watch", "monitor", "functional", "call", "backends"},
+    "lab": {
+        *("control", "monitor.watch", "monitor", "nn", "functional", "schedules", "call", "sites"),
+        *("results", "report", "readings"),
+    },
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}
 FACADE = "attemper"
 """The package itself: its ``__init__.py`` imports nothing of ours before it is asked for a name."""
-
-ONLY_INSIDE = {(layer, "report"): ("to_html",) for layer in ("readings", "store")}
-"""(importer, imported) -> the functions that may hold the import: a page is loaded when one is written."""
 
 WITHOUT_TORCH = {
     "errors",
@@ -56,6 +64,7 @@ WITHOUT_TORCH = {
     "readings",
     "store",
     "report",
+    "results",
 }
 """Never import torch: it costs seconds."""
 
@@ -166,8 +175,9 @@ def imports_of(path: str, source: str, homes: Mapping[str, str]) -> list[Import]
 
 def layer_of(module: str) -> str:
     """``call`` for ``attemper.call.result``; ``attemper`` for the package itself."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else FACADE
+    first, _, name = module.partition(".")
+    rows = [row for row in MAY_IMPORT if name == row or name.startswith(f"{row}.")]
+    return max(rows, key=len) if rows else name.partition(".")[0] or first
 
 
 def violations(sources: Mapping[str, str], homes: Mapping[str, str]) -> Iterator[str]:
@@ -203,10 +213,6 @@ def _refused(layer: str, found: Import) -> str | None:
     if target != layer and target not in allowed:
         names = ", ".join(sorted(allowed)) or "nothing of ours"
         return f"layer {layer!r} imports layer {target!r} ({found.target}); it may import {names}"
-    scopes = ONLY_INSIDE.get((layer, target))
-    if scopes and not set(scopes) & set(found.functions):
-        named = " or ".join(f"{scope}()" for scope in scopes)
-        return f"layer {layer!r} may import layer {target!r} ({found.target}) only inside {named}"
     return None
 
 

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attemper.cli.options import Dtype, Input
+from attemper.cli.arguments import Dtype, Input
 from attemper.cli.shards import load_model
-from attemper.integrations.shards import ShardTask, TextModel
-from attemper.integrations.texts import Texts
+from attemper.distributed.shards import ShardTask, TextModel
+from attemper.distributed.texts import Texts
 from attemper.monitor.scan import ScanOptions
 
 WORDS = "attention entropy"

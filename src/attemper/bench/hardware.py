@@ -16,7 +16,7 @@ import torch
 
 from attemper.backends.native.library import library
 from attemper.errors import BackendError
-from attemper.monitor.model import processor
+from attemper.monitor.checked_model import processor
 from attemper.text import count
 
 Clock = Callable[[], float]

@@ -12,8 +12,8 @@ from attemper.backends.contract import Problem
 from attemper.call import autograd
 from attemper.call.formulas import LazyStatistics, statistics_of
 from attemper.call.known_requests import KnownRequests
-from attemper.call.options import Options, Request, request_of
 from attemper.call.packing import Packing
+from attemper.call.request import Options, Request, request_of
 from attemper.call.result import AttentionOutput, AttentionStats, facts_of
 from attemper.call.sampling import sample
 from attemper.call.state import LazyState, State, round_to, state_of

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.call import autograd, transforms
-from attemper.call.options import Options, Request, request_of
+from attemper.call.request import Options, Request, request_of
 from attemper.call.result import facts_of
 from attemper.call.temperature import row_multiplier
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from attemper.call.formulas import LazyStatistics, statistics_of
 from attemper.call.merging import joined_output, merge
 from attemper.call.normalizer import is_mergeable, is_plain, is_rowwise
-from attemper.call.options import Request
+from attemper.call.request import Request
 from attemper.call.state import LazyState, State, detach
 from attemper.errors import InputError
 from attemper.statistics import NAMES, OF_SOFTMAX, STATISTICS, Column, Rows
@@ -260,8 +260,8 @@ class AttentionStats:
         return errors
 
     def sums(self) -> Tensor | None:
-        """The rows as sums per head, [H, WIDTH] float64 (``backends/sums.py``), by one pass of a kernel; None where
-        none can do it.
+        """The rows as sums per head, [H, WIDTH] float64 (``backends/chunk_sums.py``), by one pass of a kernel; None
+        where none can do it.
         """
         if not is_plain(self.normalizer) or self._facts.sink is not None or not isinstance(self._state, LazyState):
             return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from attemper.backends import table
 from attemper.backends.contract import Problem
 from attemper.call import transforms
-from attemper.call.options import Request
+from attemper.call.request import Request
 from attemper.checks import whole_number
 from attemper.errors import InputError
 

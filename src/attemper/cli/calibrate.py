@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper.cli.options import Device, Dtype, Weights, read_text, shipped_model
+from attemper.cli.arguments import Device, Dtype, Weights, read_text, shipped_model
 from attemper.cli.output import say
 from attemper.cli.process import import_for
 from attemper.errors import InputError

@@ -10,8 +10,8 @@ import typer
 
 from attemper.backends.table import check_backend
 from attemper.checks import one_of
+from attemper.cli.arguments import BackendName, BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text
 from attemper.cli.fingerprint import fingerprint_of
-from attemper.cli.options import BackendName, BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text
 from attemper.cli.output import check_files, print_json, usage_of
 from attemper.cli.scan import patterns_of, scan_of
 from attemper.errors import InputError
@@ -20,9 +20,9 @@ from attemper.text import clean, clean_name
 
 if TYPE_CHECKING:
     from attemper.monitor.pattern import Pattern
-    from attemper.readings.comparison import Comparison
     from attemper.readings.reading import Reading
-    from attemper.store.run import Run
+    from attemper.results.comparison import Comparison
+    from attemper.results.run import Run
 
 SIDE = (
     "What `attemper scan --json` or `attemper merge --out` wrote; a run, as it was at its last sample, or RUN@STEP; "
@@ -113,7 +113,7 @@ def compare(
     else:
         from rich.console import Console
 
-        from attemper.readings.comparison_table import table
+        from attemper.results.comparison import table
 
         console = Console()
         console.print(table(found, console.width, statistic=sort, top=top))
@@ -162,7 +162,7 @@ def _check_usage(sort: str | None, backend: str, device: str) -> None:
     with usage_of("--backend"):
         check_backend(backend, None if device in PLACES else device)
     if sort is not None:
-        from attemper.readings.comparison import STATISTICS
+        from attemper.results.comparison import STATISTICS
 
         with usage_of("--sort"):
             one_of("the statistic", sort, STATISTICS)
@@ -237,8 +237,8 @@ def _of_model(side: str, words: str, given: Input, backend: str) -> Reading:
 
 
 def _of_file(path: str) -> Reading:
-    from attemper.readings.part_file import load_scan
     from attemper.readings.reading import Reading
+    from attemper.results.scan import load_scan
 
     if path.lower().endswith(".safetensors"):
         return load_scan(path).reading

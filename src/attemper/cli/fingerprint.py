@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attemper.cli.options import BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text, title_of
+from attemper.cli.arguments import BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text, title_of
 from attemper.cli.output import say
 from attemper.cli.scan import model_and_text
 from attemper.errors import InputError
@@ -62,7 +62,7 @@ def fingerprint(
     chosen = _numbers(heads)
     check_target(out, "reading")
     if folder is not None:
-        from attemper.monitor.fingerprint_folder import fingerprint_of_folder
+        from attemper.fingerprints.taking.engine import fingerprint_of_folder
 
         if not folder.is_dir():
             raise InputError(f"{clean_name(folder)} is no folder: --from reads one .safetensors a layer from it.")

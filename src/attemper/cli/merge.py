@@ -31,7 +31,7 @@ def merge(
     """Parts of a scan as one reading: the numbers of one process, whoever scanned them and in whatever order."""
     from attemper.files import check_target
     from attemper.readings.part_file import merge_files, missing_line, part_files, save
-    from attemper.readings.scan import Scan
+    from attemper.results.scan import Scan
 
     check_files(html, None)
     if out is not None:

@@ -51,7 +51,8 @@ def runs(
 
 def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
     """The row of one run; of one that cannot be read, why."""
-    from attemper.store.folder import files_of, open_run
+    from attemper.results.run import open_run
+    from attemper.store.folder import files_of
 
     files = files_of(path)
     row: dict[str, Any] = {"path": str(path.relative_to(folder)) if path != folder else str(path), "bytes": files.bytes}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper.backends.table import check_backend
-from attemper.cli.heads import HeadTable, check_order, complete_statistic, heads_csv
-from attemper.cli.options import (
+from attemper.cli.arguments import (
     BackendName,
     BatchSize,
     Device,
@@ -26,6 +25,7 @@ from attemper.cli.options import (
     text_name,
     title_of,
 )
+from attemper.cli.heads import HeadTable, check_order, complete_statistic, heads_csv
 from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
 from attemper.cli.process import import_for
 from attemper.cli.shards import SHARDS, Cut, Engine, scan_all, scan_one
@@ -38,7 +38,7 @@ from attemper.text import clean_name
 
 if TYPE_CHECKING:
     from attemper.monitor.pattern import Pattern
-    from attemper.readings.scan import Scan
+    from attemper.results.scan import Scan
 
 _ALARMS = " or ".join(", ".join(LIMITS).rsplit(", ", 1))
 

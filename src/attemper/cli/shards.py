@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attemper.cli.options import Input, shipped_model, title_of
+from attemper.cli.arguments import Input, shipped_model, title_of
 from attemper.cli.output import say, usage_of
 from attemper.cli.process import import_for
 from attemper.errors import InputError
@@ -24,8 +24,8 @@ from attemper.integrations.checkpoint import check_folder
 from attemper.text import clean_name, count
 
 if TYPE_CHECKING:
-    from attemper.integrations.shards import ShardTask, TextModel
-    from attemper.readings.scan import Scan
+    from attemper.distributed.shards import ShardTask, TextModel
+    from attemper.results.scan import Scan
 
 SHARDS = 64
 """How many shards a driver of workers cuts, by default."""
@@ -137,7 +137,7 @@ def scan_one(model: str | None, given: Input, cut: Cut, one: tuple[int, int], **
     _check_model(model, cut)
     _make(cut.out)
     task = _task(model, given, cut, one[1], cut.out, options)
-    from attemper.integrations.shards import scan_shard
+    from attemper.distributed.shards import scan_shard
 
     loaded = task.load()
     with _bar(task.survey.texts_of(one[0], one[1]), f"{one[0]}/{one[1]}") as advance:
@@ -160,8 +160,8 @@ def scan_all(model: str | None, given: Input, cut: Cut, **options: Any) -> Scan:
         with tempfile.TemporaryDirectory(prefix="attemper-") as folder:
             return _scan_shards(_task(model, given, cut, cut.shards or SHARDS, Path(folder), options), cut)
     task = _task(model, given, cut, 1, Path(), options)
-    from attemper.integrations.shards import scan_texts
-    from attemper.readings.scan import Scan
+    from attemper.distributed.shards import scan_texts
+    from attemper.results.scan import Scan
 
     loaded = task.load()
     with _bar(task.survey.texts) as advance:
@@ -171,9 +171,9 @@ def scan_all(model: str | None, given: Input, cut: Cut, **options: Any) -> Scan:
 
 def _scan_shards(task: ShardTask, cut: Cut) -> Scan:
     """All shards, by workers or in this process, and the merged reading."""
-    from attemper.integrations.shards import scan_shard
+    from attemper.distributed.shards import scan_shard
     from attemper.readings.part_file import merge_files
-    from attemper.readings.scan import Scan
+    from attemper.results.scan import Scan
 
     shards = range(task.shards)
     with _bar(task.survey.texts) as advance:
@@ -189,21 +189,21 @@ def _scan_shards(task: ShardTask, cut: Cut) -> Scan:
 
 def _engine(engine: Engine) -> Callable[..., None]:
     if engine is Engine.ray:
-        from attemper.integrations.ray_cluster import run
+        from attemper.distributed.ray_cluster import run
     else:
-        from attemper.integrations.processes import run
+        from attemper.distributed.workers import run
     return run
 
 
 def _task(model: str | None, given: Input, cut: Cut, shards: int, out: Path, options: dict[str, Any]) -> ShardTask:
     """What is to be scanned. All texts are read once here: what is wrong with them is told before a model is loaded."""
-    from attemper.integrations.texts import FIELD, Texts
+    from attemper.distributed.texts import FIELD, Texts
 
     texts = Texts(cut.texts, cut.field or FIELD)
     with usage_of("--texts"):
         survey = texts.survey()
     import_for(None if cut.drives else model)  # workers load the model themselves
-    from attemper.integrations.shards import ShardTask
+    from attemper.distributed.shards import ShardTask
     from attemper.monitor.scan import ScanOptions
 
     checked = ScanOptions(**options, name=title_of(model), text=texts.name)
@@ -212,7 +212,7 @@ def _task(model: str | None, given: Input, cut: Cut, shards: int, out: Path, opt
 
 def load_model(model: str | None, given: Input) -> TextModel:
     """A pretrained model, or the one that ships (None), with its way to read texts."""
-    from attemper.integrations.shards import TextModel
+    from attemper.distributed.shards import TextModel
 
     if model is None:
         shipped = shipped_model(given.max_length, given.device, given.dtype)

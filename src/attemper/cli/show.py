@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from attemper.readings.reading import Alarm
+    from attemper.results.run import Run
     from attemper.store.overview import Overview
-    from attemper.store.run import Run
 
 
 class Language(StrEnum):

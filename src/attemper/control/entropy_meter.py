@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from attemper.call.attention import run, scores
 from attemper.call.normalizer import normalization
-from attemper.call.options import Problem, request_of
+from attemper.call.request import Problem, request_of
 from attemper.call.result import AttentionStats
 from attemper.call.sampling import pick, sample
 from attemper.errors import InputError
-from attemper.functional.temperature import covariance
+from attemper.functional.temperature_of_entropy import covariance
 from attemper.sites.observation import OPERANDS, AttentionCall, call_of, operands_of
 from attemper.sites.sharded import first_head, is_dtensor, local
 from attemper.sites.tap import LIBRARY, in_backward, token

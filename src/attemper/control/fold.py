@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attemper.call.options import DTYPES
+from attemper.call.request import DTYPES
 from attemper.control.query_key_weights import QUERY_NORMS, HeadRows, owners_of, queries_of
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature, LearnedTemperature, ProductTemperature, Temperature

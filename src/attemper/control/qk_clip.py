@@ -16,8 +16,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from attemper.checks import positive_number
 from attemper.control.idle import warn_idle
 from attemper.control.query_key_weights import Projections, projections_of
+from attemper.distributed.data_parallel import check_reduce, device_of_group, weight_ranks
 from attemper.errors import InputError
-from attemper.monitor.data_parallel import check_reduce, device_of_group, weight_ranks
 from attemper.monitor.options import NO_ALARMS
 from attemper.monitor.watch import watch
 from attemper.sites.find import all_sites

@@ -16,8 +16,8 @@ from attemper.checks import one_of, positive_number, whole_number
 from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
 from attemper.control.idle import IdleSites
 from attemper.control.temper import Tempered
+from attemper.distributed.data_parallel import check_reduce, weight_ranks
 from attemper.errors import InputError
-from attemper.monitor.data_parallel import check_reduce, weight_ranks
 from attemper.nn.temperature import ACTIONS, CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
 from attemper.sites.act import normalizer_of
 from attemper.sites.find import Site, chosen_sites

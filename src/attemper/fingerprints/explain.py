@@ -15,16 +15,16 @@ import numpy as np
 from attemper.errors import InputError
 from attemper.fingerprints import equivalence, finite, floor
 from attemper.fingerprints.align import align, other_padding, outputs_of
-from attemper.fingerprints.causes import masks, outputs, rotary, scores, vectors, weights
+from attemper.fingerprints.causes import masking, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import Explanation, Remark
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
+from attemper.fingerprints.fingerprint import Fingerprint
 from attemper.fingerprints.pair import SitePair, sketch_difference
 from attemper.fingerprints.prediction import REPRODUCED, slope
-from attemper.fingerprints.record import Fingerprint
 from attemper.text import clean_name, count
 
 OWN: tuple[Callable[[SitePair], list[Finding]], ...] = (
-    masks.find,
+    masking.find,
     scores.find,
     lambda pair: [one for one in (vectors.key_rounding(pair) if pair.vectors else None, outputs.inside(pair)) if one],
 )
@@ -110,7 +110,7 @@ class _Walk:
 
     def __init__(self, pairs: list[SitePair], output: np.ndarray | None, lost: dict[int, Finding]) -> None:
         self.pairs, self._output, self._lost = pairs, output, lost
-        self.own = [masks.find(pair) if pair.number in lost else _own(pair) for pair in pairs]
+        self.own = [masking.find(pair) if pair.number in lost else _own(pair) for pair in pairs]
         self._before = floor.Before()
         self._equivalent: list[tuple[SitePair, Finding]] = []
         self._small: list[tuple[SitePair, str, float]] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attemper.documents import COUNT, check_document, parse_json, read_safetensors, safetensors_bytes
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
-from attemper.fingerprints.packing import EXPONENT, pack, unpack, wide
+from attemper.fingerprints.encoding import EXPONENT, pack, unpack, wide
 from attemper.fingerprints.record import (
     ANCHORS,
     COUNTS,
@@ -24,7 +24,6 @@ from attemper.fingerprints.record import (
     PROJECTIONS,
     SIDE,
     STATISTICS,
-    Fingerprint,
     ModelOutput,
     SiteFingerprint,
     final_scores,
@@ -84,32 +83,33 @@ _OUTPUT_SHAPES = {"rows": (2,), "sketch": (1 + PROJECTIONS,)}
 """Arrays of what the model gives -> their shape behind the rows."""
 
 
-def save(found: Fingerprint, path: str | os.PathLike[str]) -> Path:
+def save(
+    path: str | os.PathLike[str], sites: Sequence[SiteFingerprint], output: ModelOutput | None, facts: Mapping[str, Any]
+) -> Path:
     """Writes a fingerprint, whole or not at all.
+
+    Args:
+        facts: its other fields.
 
     Raises:
         InputError: no file can be written there.
     """
     arrays: dict[str, Any] = {}
-    sites = []
-    for number, site in enumerate(found.sites):
+    told = []
+    for number, site in enumerate(sites):
         arrays |= _pack_site(site, f"{number}.")
-        sites.append({name: getattr(site, name) for name in _FACTS})
+        told.append({name: getattr(site, name) for name in _FACTS})
     header = {
         "format": FORMAT,
         "version": VERSION,
-        "model": found.model,
-        "tokens": found.tokens,
-        "lengths": found.lengths,
-        "skipped": dict(found.skipped),
-        "about": dict(found.about),
-        "sites": sites,
+        **facts,
+        "sites": told,
         "output": None,
     }
-    if found.output is not None:
-        header["output"] = {name: getattr(found.output, name) for name in _OUTPUT_FACTS}
+    if output is not None:
+        header["output"] = {name: getattr(output, name) for name in _OUTPUT_FACTS}
         for name in _OUTPUT_SHAPES:
-            arrays |= pack(f"output.{name}", getattr(found.output, name), once=name != "rows")
+            arrays |= pack(f"output.{name}", getattr(output, name), once=name != "rows")
     text = json.dumps(header, allow_nan=False, ensure_ascii=False)
     return write_whole(path, safetensors_bytes(arrays, text), "reading")
 
@@ -150,8 +150,8 @@ def is_fingerprint(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
-    """A fingerprint from a file of :meth:`Fingerprint.save` or of ``attemper fingerprint --out``.
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The fields of a fingerprint from its file.
 
     Raises:
         InputError: the file cannot be read, is cut off, is of a newer version, or is something else.
@@ -171,15 +171,15 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
             for number, one in enumerate(header["sites"])
         )
         tokens = header["tokens"]
-        return Fingerprint(
-            str(header["model"]),
-            None if tokens is None else str(tokens),
-            tuple(map(int, header["lengths"])),
-            sites,
-            {str(key): str(reason) for key, reason in header["skipped"].items()},
-            dict(header["about"]),
-            None if version < VERSION or header["output"] is None else _output(header["output"], arrays),
-        )
+        return {
+            "model": str(header["model"]),
+            "tokens": None if tokens is None else str(tokens),
+            "lengths": tuple(map(int, header["lengths"])),
+            "sites": sites,
+            "skipped": {str(key): str(reason) for key, reason in header["skipped"].items()},
+            "about": dict(header["about"]),
+            "output": None if version < VERSION or header["output"] is None else _output(header["output"], arrays),
+        }
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(f"{name} is damaged: its header does not fit its numbers ({error}). {AGAIN}.") from error
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from attemper.text import counts
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,46 +142,6 @@ class ModelOutput:
     width: int
     rows: np.ndarray
     sketch: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Fingerprint:
-    """What :func:`attemper.fingerprint` keeps of a model over some tokens. It holds no text and no token ids.
-
-    Attributes:
-        model: its class and what it was loaded from.
-        tokens: a hash of the token ids of every sequence, without padding; None where the model was given no ids.
-        lengths: tokens of each sequence, without padding.
-        sites: in the order in which they ran.
-        skipped: name of a site that was seen and could not be read -> the reason.
-        about: date, type of the weights, versions; ``given``, a hash of the token ids with padding.
-        output: what the model gives; None where that was not seen, as in files of before version 3.
-    """
-
-    model: str
-    tokens: str | None
-    lengths: tuple[int, ...]
-    sites: tuple[SiteFingerprint, ...]
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
-    output: ModelOutput | None = None
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes it as one safetensors file, whole or not at all; :func:`attemper.load_fingerprint` reads it.
-
-        Returns:
-            Where the file is, links followed.
-
-        Raises:
-            InputError: no file can be written there.
-        """
-        from attemper.fingerprints.file import save
-
-        return save(self, path)
-
-    def __repr__(self) -> str:
-        rows = max((len(site.rows) for site in self.sites), default=0)
-        return f"Fingerprint({self.model}: {counts(site=len(self.sites), row=rows, sequence=len(self.lengths))})"
 
 
 def weight_shape(name: str) -> tuple[int, int]:

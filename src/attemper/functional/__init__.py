@@ -32,7 +32,7 @@ from attemper.functional.sparse import (
     threshold_softmax,
     topk_softmax,
 )
-from attemper.functional.temperature import entropy_slope, length_temperature, temperature_for_entropy
+from attemper.functional.temperature_of_entropy import entropy_slope, length_temperature, temperature_for_entropy
 from attemper.functional.temperature_search import SolvedTemperature
 
 __all__ = [

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attemper.call import known_requests
 from attemper.call.attention import DENSE_BACKEND, attend, run, weights
-from attemper.call.options import Keywords, Options, options_of, request_of, shows_keywords
 from attemper.call.packing import check_offsets, packing_of
+from attemper.call.request import Keywords, Options, options_of, request_of, shows_keywords
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.sampling import sample
 from attemper.call.spans import Spans

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attemper.call.options import check_groups, check_types
+from attemper.call.request import check_groups, check_types
 from attemper.call.transforms import constant_in_graphs
 from attemper.checks import refuse_nested, whole_number
 from attemper.errors import InputError

@@ -18,7 +18,7 @@ from typing import Protocol
 from attemper.checks import one_of, whole_number
 from attemper.errors import InputError
 from attemper.readings.alarms import ALARMS
-from attemper.readings.scan import Scan
+from attemper.results.scan import Scan
 from attemper.statistics import NAMES, SHOWN, STATISTIC_OF
 
 logger = logging.getLogger("attemper")

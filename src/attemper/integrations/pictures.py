@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from attemper.integrations.sinks import takes
-from attemper.readings.notebook import VIRIDIS
-from attemper.readings.scan import Scan
+from attemper.report.notebook import VIRIDIS
+from attemper.results.scan import Scan
 from attemper.statistics import SHOWN
 
 Draw = Callable[[str, np.ndarray, int], Any]

@@ -10,7 +10,7 @@ import numpy as np
 
 from attemper.integrations.pictures import Pictures, Table, draw_method, table, table_method
 from attemper.integrations.sinks import Values, sink
-from attemper.readings.scan import Scan
+from attemper.results.scan import Scan
 
 MAP = "attention/map"
 """Names of pictures begin so; that of a table is this."""

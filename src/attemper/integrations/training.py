@@ -14,18 +14,18 @@ from typing import Any, Self
 from torch import nn
 
 from attemper.checks import whole_number
+from attemper.distributed.data_parallel import are_here, check_reduce, is_distributed
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.trackers import Trackers
-from attemper.monitor.data_parallel import are_here, check_reduce, is_distributed
-from attemper.monitor.model import NOT_TRAINED
+from attemper.monitor.checked_model import NOT_TRAINED
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.watch import Watch, watch
 from attemper.readings.reading import Alarm, Reading, Skipped
-from attemper.readings.scan import Scan
+from attemper.results.scan import Scan
 from attemper.sites.names import unwrap
 from attemper.statistics import SHOWN_BY_NAME, STATISTIC_OF
-from attemper.store.options import Store
+from attemper.store.store import Store
 from attemper.text import clean
 
 logger = logging.getLogger("attemper")

@@ -35,8 +35,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from attemper.monitor.checked_model import device_of
 from attemper.monitor.collector import Collector
-from attemper.monitor.model import device_of
 from attemper.sites.names import names_of
 from attemper.sites.observation import present
 

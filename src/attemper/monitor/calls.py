@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from attemper.call.attention import run
-from attemper.call.options import Options, Request
+from attemper.call.call_sums import CallSums, accumulate, accumulates
+from attemper.call.request import Options, Request
 from attemper.call.result import AttentionStats
-from attemper.call.sums import CallSums, accumulate, accumulates
 from attemper.readings.sample import SiteKey
 from attemper.sites.identity import Places, Sketch, partners
 from attemper.sites.observation import AttentionCall

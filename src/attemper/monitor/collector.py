@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from attemper.call.attention import measurement
+from attemper.call.call_sums import CallSums
 from attemper.call.known_requests import KnownRequests
-from attemper.call.options import Request, first_true, names_of_call
+from attemper.call.request import Request, first_true, names_of_call
 from attemper.call.result import AttentionStats
 from attemper.call.spans import Spans
-from attemper.call.sums import CallSums
 from attemper.errors import BackendError, InputError
 from attemper.monitor.attention_type import attention_type
 from attemper.monitor.call_sites import MOST_CALLS, CallSites
 from attemper.monitor.calls import CallNumber, Contribution, Pairing, SeenCall, arguments_of, measure, with_real_rows
+from attemper.monitor.checked_model import why_nothing
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.kept_rows import RowKeeper
 from attemper.monitor.missed_mass import NAME, chooses, with_missed_mass
-from attemper.monitor.model import why_nothing
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.backends import reference
-from attemper.call.options import Problem, Request
+from attemper.call.request import Problem, Request
 from attemper.errors import InputError
 from attemper.monitor.calls import CallNumber
 from attemper.monitor.collector import Collector

@@ -15,7 +15,7 @@ from attemper.readings.limits import AlarmLimits, check_fewest_keys
 from attemper.readings.reading import FEWEST_KEYS, Alarm
 from attemper.sites.names import check_sites
 from attemper.statistics import reading_names
-from attemper.store.options import Store
+from attemper.store.store import Store
 
 NO_ALARMS = dict.fromkeys(DEFAULT_LIMITS)
 """Limits of a watch that another part of attemper keeps: its user's own watch rings."""

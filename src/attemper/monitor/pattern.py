@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,77 +13,16 @@ from torch import Tensor, nn
 from attemper.checks import did_you_mean, whole_number
 from attemper.errors import InputError
 from attemper.monitor.calls import CallNumber
+from attemper.monitor.checked_model import check_model, why_nothing
 from attemper.monitor.forward import observation, run
 from attemper.monitor.head_weights import HeadWeights, SiteCall, WeightsCollector
-from attemper.monitor.model import check_model, why_nothing
 from attemper.readings.labels import layer_of
+from attemper.results.pattern import Pattern
 from attemper.sites.padding import CallContext
-from attemper.text import count, first_of
+from attemper.text import first_of
 
 MOST_LISTED = 20
 """Sites that an error lists."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pattern:
-    """The weights of one head for one text. In a notebook it shows itself as a heat map.
-
-    Attributes:
-        weights: [Q, K] on the CPU, float64 for float64 queries, float32 otherwise: what is applied to the values,
-            before dropout. A row sums to 1, or to its ``mass`` under a sink or a sigmoid; one whose mask hides every
-            key is 0, although an eager attention makes equal weights of the lowest number and NaN of -inf.
-        tokens: a label for each query.
-        site, head: which head it is.
-        key_tokens: a label for each key; those of the queries too, unless it is cross attention or a cache is read.
-        kind: "self" or "cross".
-        padding: queries and keys that were left out as padding.
-        layer: number of the block that the site is in, as in ``Scan.sites``; None where it has none.
-    """
-
-    weights: Tensor
-    tokens: tuple[str, ...]
-    site: str
-    head: int
-    key_tokens: tuple[str, ...]
-    kind: str = "self"
-    padding: tuple[int, int] = (0, 0)
-    layer: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.layer is None:
-            object.__setattr__(self, "layer", layer_of(self.site))
-
-    @property
-    def title(self) -> str:
-        """The head, the size and the padding in one line."""
-        queries, keys = self.weights.shape
-        left_out = f", padding left out (of queries {self.padding[0]}, of keys {self.padding[1]})"
-        told = left_out if any(self.padding) else ""
-        return f"{self.site} head {self.head}: {count(queries, 'query')} x {count(keys, 'key')}{told}"
-
-    def to_png(self, path: str | os.PathLike[str]) -> Path:
-        """Draws the heat map with its tokens (up to 80 on an axis) into ``path``, whole or not at all.
-
-        Returns:
-            Where the file is, links followed.
-
-        Raises:
-            MissingExtraError: matplotlib is not installed (the extra ``plot``).
-            InputError: no file can be written there.
-        """
-        from attemper.files import check_target, write_whole
-        from attemper.monitor.heat_map import picture
-
-        check_target(path, "picture")
-        return write_whole(path, picture(self.weights, self.tokens, self.key_tokens, self.title), "picture")
-
-    def _repr_html_(self) -> str:
-        from attemper.monitor.heat_map import html
-
-        return html(self.weights, self.tokens, self.key_tokens, self.title)
-
-    def __repr__(self) -> str:
-        return f"Pattern({self.title})"
 
 
 def pattern(

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from attemper.monitor.checked_model import configuration, provenance, versions
 from attemper.monitor.collector import Collector
-from attemper.monitor.model import configuration, provenance, versions
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.sample import sample_of
 from attemper.monitor.schedule import Schedule
@@ -31,12 +31,12 @@ from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
 from attemper.store.about import UNMEASURED, UNNUMBERED, sentence
 from attemper.store.chunk import as_kept
-from attemper.store.options import DEFAULT_BITS
+from attemper.store.store import DEFAULT_BITS
 from attemper.text import clean, clean_name, count, cut
 
 if TYPE_CHECKING:
+    from attemper.results.run import Run
     from attemper.store.ranks import Ranks
-    from attemper.store.run import Run
     from attemper.store.writer import Writer
 
 logger = logging.getLogger("attemper")
@@ -365,7 +365,7 @@ class Recorder:
     @property
     def run(self) -> Run:
         """Everything that was sampled, to be read."""
-        from attemper.store.run import Run
+        from attemper.results.run import Run
 
         self.settle(wait=True)
         writer = self._open_writer()

@@ -14,10 +14,10 @@ from attemper.backends.table import check_backend
 from attemper.call.spans import Spans, spans_in_words
 from attemper.errors import InputError
 from attemper.monitor.attention_order import AttentionOrder
+from attemper.monitor.checked_model import check_model, computed_on, device_of, hash_of, provenance, title, why_nothing
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.kept_rows import KeepRows, RowKeeper
-from attemper.monitor.model import check_model, computed_on, device_of, hash_of, provenance, title, why_nothing
 from attemper.monitor.options import Scope
 from attemper.readings.alarms import LIMITS
 from attemper.readings.calls import reasons
@@ -36,7 +36,7 @@ from attemper.readings.part import (
 )
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.readings.sample import SiteKey
-from attemper.readings.scan import Scan
+from attemper.results.scan import Scan
 from attemper.sites.names import unwrap
 from attemper.sites.padding import CallContext
 from attemper.statistics import reading_names

@@ -9,8 +9,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from attemper.call.call_sums import BACKEND, CallSums
 from attemper.call.result import AttentionStats
-from attemper.call.sums import BACKEND, CallSums
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.tap_sums import TapSnapshot
 from attemper.readings.reading import SiteReading, Skipped

@@ -19,29 +19,29 @@ from torch import nn
 
 from attemper.backends.table import check_backend
 from attemper.checks import MOST, index_of
+from attemper.distributed.merged_recorder import MergedRecorder
+from attemper.distributed.reduction import reduction_of
 from attemper.errors import InputError
+from attemper.monitor.checked_model import NOT_RUN, check_model, device_of, provenance, unseen_normalizers, why_not_all
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
 from attemper.monitor.hooks import Door, call_of, is_running, note, quietly, weakly
-from attemper.monitor.merged_recorder import MergedRecorder
-from attemper.monitor.model import NOT_RUN, check_model, device_of, provenance, unseen_normalizers, why_not_all
 from attemper.monitor.options import NO_ALARMS, WatchOptions
 from attemper.monitor.recorder import UNSEEN, Recorder, about
-from attemper.monitor.reduction import reduction_of
 from attemper.monitor.schedule import Schedule
 from attemper.monitor.snapshot import SampleReadings
 from attemper.monitor.tap_receiver import TapReceiver
 from attemper.readings.labels import JOINED
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
-from attemper.readings.scan import Scan
+from attemper.results.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
 from attemper.sites.names import class_name, compiled_parts, is_compiled, names_of, unwrap
 from attemper.sites.observation import observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
-from attemper.store.options import Store
+from attemper.store.store import Store
 from attemper.text import clean, count, date_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from attemper.readings.history import History, Trend
-    from attemper.store.run import Run
+    from attemper.results.run import Run
 
 logger = logging.getLogger("attemper")
 

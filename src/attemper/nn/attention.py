@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.call.masks import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
+from attemper.call.attn_mask import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
 from attemper.call.normalizer import normalization, rowwise_of
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.visible import visible_keys

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attemper.checks import one_of, positive_number, whole_number
 from attemper.errors import InputError
 from attemper.functional.measures import TEMPERATURE_ADVICE
-from attemper.functional.temperature import LAWS, length_temperature
+from attemper.functional.temperature_of_entropy import LAWS, length_temperature
 from attemper.nn.bounds import bounded_exponential
 from attemper.schedules import Schedule, schedule_form
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from attemper.documents import COUNT, LARGEST, Row, check_document, parse_json, read_safetensors, safetensors_bytes
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
+from attemper.readings.json_schema import load as load_record
 from attemper.readings.part import Part, Segment, Shard, label_list, merge
 from attemper.readings.reading import Skipped
 from attemper.readings.sample import SiteLabel
-from attemper.readings.scan import Scan
-from attemper.readings.schema import load as load_record
 from attemper.readings.sums import SiteTotals, places
 from attemper.text import clean_name
 
@@ -109,27 +108,12 @@ _HEADER: dict[str, Any] = {
 """Of the metadata of a file."""
 
 
-def load_scan(path: str | os.PathLike[str]) -> Scan:
-    """A scan from a file of :meth:`Scan.save`, of ``attemper scan --out`` or of ``attemper merge --out``.
-
-    It has every reading, and merges. The JSON of ``attemper scan --json`` loads, too: to read and to compare, not to
-    merge, because its numbers are means. Neither has statistics of rows.
-
-    Raises:
-        InputError: the file cannot be read, is cut off, is of a newer version, or is something else.
-    """
-    path = Path(path)
-    if _is_json(path):
-        return Scan.from_json(path)
-    part = load(path)
-    return Scan(part.reading(), None, part=part)
-
-
 def load(path: Path, *, unfinished: bool = False) -> Part:
     """The part in a file. ``unfinished``: whether it may be a shard under way.
 
     Raises:
-        InputError: as :func:`load_scan`; or the file is JSON, which holds no sums.
+        InputError: the file cannot be read, is cut off, is of a newer version, or is something else: JSON has no
+            sums.
     """
     header = read_header(path)
     if header.unfinished and not unfinished:
@@ -211,7 +195,7 @@ def read_header(path: Path) -> Header:
     Raises:
         InputError: it cannot be read, is cut off, is of a newer version, or is something else.
     """
-    if _is_json(path):
+    if is_json(path):
         raise InputError(
             f"{_name(path)} is the JSON of a scan: its numbers are means, which do not add up. Merge files of "
             "Scan.save or `attemper scan --out`; attemper.load_scan reads the JSON, and attemper.compare compares it."
@@ -320,7 +304,7 @@ def _shard(fields: Mapping[str, Any]) -> Shard:
     return load_record(Shard, fields, "shard")
 
 
-def _is_json(path: Path) -> bool:
+def is_json(path: Path) -> bool:
     """Whether a file is a JSON document. That of safetensors has one as well, behind its length in eight bytes.
 
     Raises:

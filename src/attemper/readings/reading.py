@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from attemper.errors import InputError
+from attemper.readings.json_schema import SCHEMA, check, check_schema, each, load, parse
 from attemper.readings.labels import kind_of, layer_of
-from attemper.readings.schema import SCHEMA, check, check_schema, each, load, parse
 from attemper.text import count
 
 FEWEST_KEYS = 32

@@ -19,7 +19,7 @@ from attemper.report.texts import Message, Within, message, page_texts
 from attemper.text import clean, cut, number, script_json
 
 if TYPE_CHECKING:
-    from attemper.store.run import Run
+    from attemper.store.run import StoredRun
 
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""
@@ -87,7 +87,7 @@ class Picture:
 
 def comparison_page(
     document: Mapping[str, Any],
-    runs: tuple[Run, Run] | None = None,
+    runs: tuple[StoredRun, StoredRun] | None = None,
     patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ()),
 ) -> str:
     """The page of a comparison's ``to_dict``. The same document gives the same page, to the byte.
@@ -141,7 +141,7 @@ def comparison_page(
 def write_comparison(
     document: Mapping[str, Any],
     path: str | os.PathLike[str],
-    runs: tuple[Run, Run] | None = None,
+    runs: tuple[StoredRun, StoredRun] | None = None,
     patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ()),
 ) -> Path:
     """Writes the page to ``path``, whole or not at all, and gives the file's place.

@@ -12,7 +12,7 @@ from attemper.report.document import quantity
 from attemper.report.history import Course
 from attemper.report.texts import Message, message
 from attemper.store.columns import columns
-from attemper.store.run import Run
+from attemper.store.run import StoredRun
 from attemper.text import clean, cut
 
 MOST_PAIRS = 24
@@ -42,12 +42,14 @@ class Courses:
     pairs: tuple[Pair, ...]
 
 
-def courses_of(runs: tuple[Run, Run], heads: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Courses]:
+def courses_of(
+    runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> list[Courses]:
     """Of each statistic the heads that differ most at the end of both runs."""
     return [_courses(runs, heads, name) for name in names]
 
 
-def _courses(runs: tuple[Run, Run], heads: Sequence[Mapping[str, Any]], name: str) -> Courses:
+def _courses(runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, Any]], name: str) -> Courses:
     known = [head for head in heads if head[name]["change"]]
     most = sorted(known, key=lambda head: -abs(head[name]["change"]))[:MOST_PAIRS]
     found = [(head, [_course(run, head, name) for run in runs]) for head in most]
@@ -72,7 +74,7 @@ def _courses(runs: tuple[Run, Run], heads: Sequence[Mapping[str, Any]], name: st
     )
 
 
-def _course(run: Run, head: Mapping[str, Any], name: str) -> tuple[Array, Array]:
+def _course(run: StoredRun, head: Mapping[str, Any], name: str) -> tuple[Array, Array]:
     """Steps, and the numbers of a head, of each column the one farthest from its median."""
     key = (head["site"], head["kind"], head["mode"])
     found = columns(run.ranks, name, key, WIDE)

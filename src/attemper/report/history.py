@@ -22,7 +22,7 @@ from attemper.readings.reading import Alarm, Reading
 from attemper.readings.sample import SiteKey
 from attemper.statistics import SHOWN
 from attemper.store.columns import Columns, columns
-from attemper.store.run import Run
+from attemper.store.run import StoredRun
 
 Array = np.ndarray
 MOST_COLUMNS = 300
@@ -83,7 +83,7 @@ class Course:
         return np.stack([np.fmin.reduce(self.least, 0), np.fmax.reduce(self.largest, 0)], 1).astype("<f4")
 
 
-def extents(run: Run) -> Iterator[Extent]:
+def extents(run: StoredRun) -> Iterator[Extent]:
     """From the whole to nothing but the sharpest statement: a page takes the first that it has room for."""
     known = tuple(name for name in SHOWN if name in run.statistics)
     brief, one = (tuple(name for name in names if name in known) for names in (BRIEF, BRIEF[:1]))
@@ -99,7 +99,7 @@ def extents(run: Run) -> Iterator[Extent]:
 class Courses:
     """What a page may draw of a run: read once, and packed in whatever extent there is room for."""
 
-    def __init__(self, run: Run, reading: Reading, alarms: Sequence[Alarm]) -> None:
+    def __init__(self, run: StoredRun, reading: Reading, alarms: Sequence[Alarm]) -> None:
         self._run, self._sites, self._alarms = run, reading.sites, alarms
         self._keys: list[SiteKey] = [(site.name, site.kind, site.mode) for site in reading.sites]
         self._heads = [len(site.heads) for site in reading.sites]
@@ -184,7 +184,7 @@ class Courses:
         return list(dict.fromkeys((*every, *alarmed[: extent.alarmed])))
 
 
-def restarts(run: Run) -> list[int]:
+def restarts(run: StoredRun) -> list[int]:
     """The steps at which the run went on in another process, or after going back."""
     first = [segment for segment in run.segments if segment.rank == min(one.rank for one in run.segments)]
     return sorted(one.first_step for one in first if one.samples and one.first_step is not None)[1:]

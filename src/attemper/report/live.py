@@ -23,8 +23,8 @@ from typing import Any, Protocol
 
 from attemper.errors import InputError
 from attemper.report.page import message_page
-from attemper.store.folder import open_run
-from attemper.store.run import Run
+from attemper.store.folder import open_stored
+from attemper.store.run import StoredRun
 from attemper.text import clean
 
 ADDRESS = "127.0.0.1"
@@ -59,7 +59,7 @@ class Source(Protocol):
 class PageOf(Protocol):
     """How a run is drawn: ``run_page``."""
 
-    def __call__(self, run: Run, *, look: Mapping[str, Any]) -> str: ...
+    def __call__(self, run: StoredRun, *, look: Mapping[str, Any]) -> str: ...
 
 
 class RunSource:
@@ -78,10 +78,10 @@ class RunSource:
             return self._page(run, look=asdict(look))
 
     @contextmanager
-    def _run(self) -> Iterator[Run]:
+    def _run(self) -> Iterator[StoredRun]:
         """The run. What is wrong with it names its folder as the page does: not by where this machine keeps it."""
         try:
-            with open_run(self._path) as run:
+            with open_stored(self._path, StoredRun) as run:
                 yield run
         except InputError as error:
             raise InputError(str(error).replace(self._path, Path(self._path).name)) from error

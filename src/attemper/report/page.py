@@ -19,10 +19,10 @@ from attemper.readings.labels import by_reason
 from attemper.readings.reading import Reading
 from attemper.report import texts
 from attemper.report.document import archive, document, file_name, quantities, towers
-from attemper.report.overview import figures, groups, origin, picture_places, rows
+from attemper.report.headline import verdict
+from attemper.report.key_figures import figures, groups, origin, picture_places, rows
 from attemper.report.picture import MOST_PICTURES, Weights, pictures
 from attemper.report.texts import Message, live_texts, mark, message, say, span
-from attemper.report.verdict import verdict
 from attemper.text import clean, cut, script_json
 
 LARGEST_BYTES = 2_000_000

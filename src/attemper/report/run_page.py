@@ -17,12 +17,12 @@ from attemper.readings.alarms import SEVERITIES, level_of
 from attemper.readings.reading import Alarm, Reading, SiteReading
 from attemper.report import texts
 from attemper.report.document import document, file_name, quantities, towers
+from attemper.report.headline import verdict
 from attemper.report.history import Courses, restarts
-from attemper.report.overview import figures, first_warning, groups, origin
+from attemper.report.key_figures import figures, first_warning, groups, origin
 from attemper.report.page import LARGEST_BYTES, render, size_facts
 from attemper.report.texts import Clauses, Date, Message, message
-from attemper.report.verdict import verdict
-from attemper.store.run import Run
+from attemper.store.run import StoredRun
 from attemper.text import clean, cut, script_json
 
 MOST_ALARMS = 300
@@ -33,7 +33,7 @@ _ROOM = 6_000
 """Bytes that the description of a history takes beside its numbers, at most."""
 
 
-def write_run(run: Run, path: str | os.PathLike[str], last: Reading | None = None) -> Path:
+def write_run(run: StoredRun, path: str | os.PathLike[str], last: Reading | None = None) -> Path:
     """Writes the page of a run, whole or not at all, and gives the file's place.
 
     Args:
@@ -45,7 +45,7 @@ def write_run(run: Run, path: str | os.PathLike[str], last: Reading | None = Non
     return write_whole(path, run_page(run, last))
 
 
-def run_page(run: Run, last: Reading | None = None, *, look: Mapping[str, Any] | None = None) -> str:
+def run_page(run: StoredRun, last: Reading | None = None, *, look: Mapping[str, Any] | None = None) -> str:
     """The page of a run, as far as it is written. The same samples give the same page, to the byte.
 
     Args:
@@ -76,7 +76,7 @@ def run_page(run: Run, last: Reading | None = None, *, look: Mapping[str, Any] |
         return render(reading, data=Markup(script_json(data)), **given)
 
 
-def _words(run: Run, reading: Reading, alarms: Sequence[Alarm], notes: Sequence[str]) -> dict[str, Any]:
+def _words(run: StoredRun, reading: Reading, alarms: Sequence[Alarm], notes: Sequence[str]) -> dict[str, Any]:
     """What the template says beside the numbers of the last sample."""
     drawn = towers(reading.sites)
     past = [alarm for alarm in alarms if alarm.ended is not None]
@@ -100,7 +100,7 @@ def _words(run: Run, reading: Reading, alarms: Sequence[Alarm], notes: Sequence[
     }
 
 
-def _facts(run: Run, reading: Reading) -> list[tuple[int | Date | None, Message]]:
+def _facts(run: StoredRun, reading: Reading) -> list[tuple[int | Date | None, Message]]:
     steps, went_on = run.steps, restarts(run)
     ends = {"first": int(steps[0]), "last": int(steps[-1])}
     found = [(len(steps), message("fact.samples", n=len(steps))), (None, message("fact.steps", **ends))]
@@ -110,7 +110,7 @@ def _facts(run: Run, reading: Reading) -> list[tuple[int | Date | None, Message]
     return [*size_facts(reading), *found, *([(None, message("fact.live"))] if run.live else [])]
 
 
-def _origin(run: Run, reading: Reading) -> tuple[tuple[Message, Any], ...]:
+def _origin(run: StoredRun, reading: Reading) -> tuple[tuple[Message, Any], ...]:
     told = {
         "model": str(run.about.get("model") or ""),
         "tags": ", ".join(run.tags),
@@ -144,7 +144,7 @@ def _whole_first(alarms: Sequence[Alarm]) -> tuple[Alarm, ...]:
     return tuple(sorted(alarms, key=rank))
 
 
-def last_reading(run: Run) -> Reading:
+def last_reading(run: StoredRun) -> Reading:
     """The last sample, and of the sites that are not in it the last one that they are in: those of evaluation."""
     steps = run.steps
     found = run.reading
@@ -153,7 +153,7 @@ def last_reading(run: Run) -> Reading:
         (rows,) = run.ranks.values(run.statistics[0], [key], steps)
         seen = np.flatnonzero(~np.isnan(rows).all(1)) if rows.size else np.zeros(0, int)
         if len(seen):
-            sites = run.at(int(steps[seen[-1]]), alarms=False).sites
+            sites = run.reading_at(int(steps[seen[-1]]), alarms=False)[0].sites
             found = replace(found, sites=(*found.sites, *(site for site in sites if _key(site) == key)))
     order = [label.key for label in run.sites]
     return replace(found, sites=tuple(sorted(found.sites, key=lambda site: order.index(_key(site)))))

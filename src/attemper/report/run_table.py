@@ -15,9 +15,9 @@ from rich.text import Text
 from attemper.readings.alarms import by_kind, level_of
 from attemper.readings.reading import SiteReading
 from attemper.readings.sample import MODES
-from attemper.readings.scan_table import STYLES, indent
 from attemper.readings.stacks import Stack, stacks
 from attemper.report.document import kind_of
+from attemper.report.scan_table import STYLES, indent
 from attemper.report.texts import (
     Message,
     advice,

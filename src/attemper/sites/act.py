@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attemper.call.attention import run
 from attemper.call.normalizer import rowwise_of
-from attemper.call.options import Options, request_of
+from attemper.call.request import Options, request_of
 from attemper.call.result import AttentionStats
 from attemper.call.visible import visible_keys
 from attemper.errors import InputError

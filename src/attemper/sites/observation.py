@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from attemper.call.masks import is_plain
-from attemper.call.options import Options, Request
+from attemper.call.attn_mask import is_plain
 from attemper.call.packing import Packing
+from attemper.call.request import Options, Request
 from attemper.call.result import AttentionStats
 from attemper.call.spans import Spans
 from attemper.errors import InputError

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.call.masks import without_causal_bias
-from attemper.call.options import Options
+from attemper.call.attn_mask import without_causal_bias
 from attemper.call.packing import Packing
+from attemper.call.request import Options
 from attemper.sites.observation import AttentionCall, UnsupportedCallError, as_autocast_rounds
 from attemper.sites.transformers_arguments import block_mask_of
 

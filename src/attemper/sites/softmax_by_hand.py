@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attemper.call.options import Options
+from attemper.call.request import Options
 from attemper.sites.identity import FACTOR, Origins, Places
 from attemper.sites.observation import AttentionCall, UnsupportedCallError, four_dimensional, heads_of
 from attemper.sites.tensor_axes import (

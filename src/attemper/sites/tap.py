@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call import transforms
-from attemper.call.masks import ADVICE, is_plain, without_causal_bias
-from attemper.call.options import ScoreKeywords, autocast_together, check_window, options_of, shows_keywords
-from attemper.call.sums import fits
+from attemper.call.attn_mask import ADVICE, is_plain, without_causal_bias
+from attemper.call.call_sums import fits
+from attemper.call.request import ScoreKeywords, autocast_together, check_window, options_of, shows_keywords
 from attemper.call.temperature import TEMPERATURE_ADVICE
 from attemper.call.transforms import constant_in_graphs, is_mapped
 from attemper.checks import one_of, positive_number, refuse_nested

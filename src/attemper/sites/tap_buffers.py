@@ -17,11 +17,11 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper.backends.sums import empty_sums
+from attemper.backends.chunk_sums import empty_sums
+from attemper.call.call_sums import BACKEND, add
 from attemper.call.known_requests import KnownRequests
 from attemper.call.operator import sampled_positions
-from attemper.call.options import request_of
-from attemper.call.sums import BACKEND, add
+from attemper.call.request import request_of
 from attemper.errors import BackendError, InputError
 from attemper.sites.observation import AttentionCall
 from attemper.sites.sharded import first_head

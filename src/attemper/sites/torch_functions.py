@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.call.masks import alignment_of, is_causal_bias, sizes_of
-from attemper.call.options import Options
+from attemper.call.attn_mask import alignment_of, is_causal_bias, sizes_of
+from attemper.call.request import Options
 from attemper.errors import InputError
 from attemper.nn.attention import attend_padded
 from attemper.sites import softmax_by_hand

@@ -26,7 +26,7 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from attemper.call.attention import run
 from attemper.call.known_requests import KNOWN
-from attemper.call.options import first_true, names_of_call
+from attemper.call.request import first_true, names_of_call
 from attemper.errors import InputError, MissingExtraError
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions

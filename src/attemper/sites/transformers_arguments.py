@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from attemper.call.options import Options
 from attemper.call.packing import Packing
+from attemper.call.request import Options
 from attemper.sites.observation import AttentionCall, Reader, UnsupportedCallError, as_autocast_rounds
 
 OPTIONS = ("scaling", "is_causal", "softcap", "s_aux", "position_bias")

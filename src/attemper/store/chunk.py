@@ -15,7 +15,7 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample
-from attemper.store.options import MANTISSA
+from attemper.store.store import MANTISSA
 
 COUNTS = frozenset(name for name, one in QUANTITIES.items() if one.exact)
 _HEADER = struct.Struct("<BHI")

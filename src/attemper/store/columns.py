@@ -9,7 +9,7 @@ import numpy as np
 
 from attemper.readings.sample import SiteKey
 from attemper.store import pyramid
-from attemper.store.folding import Pair
+from attemper.store.compaction import Pair
 from attemper.store.ranks import Ranks
 from attemper.store.series import FragmentReader
 

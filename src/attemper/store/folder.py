@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from attemper.checks import did_you_mean
 from attemper.errors import InputError, MissingExtraError
@@ -20,40 +20,27 @@ from attemper.store.parts import NAME as PART
 from attemper.store.parts import PART_SECONDS, live_until, parts, restore
 from attemper.store.place import OURS, UNNOTED, lost_beside
 from attemper.store.ranks import Ranks
-from attemper.store.run import Run
+from attemper.store.run import StoredRun
 from attemper.store.schema import is_ours, not_a_run, open_to_read
 from attemper.store.series import FragmentReader
 from attemper.store.target import FolderTarget, Target, open_target
 from attemper.text import clean_name, count
 
 FRAGMENT = re.compile(r"fragment-(\d{1,9})\.sqlite")
+Kind = TypeVar("Kind", bound=StoredRun)
+
 DEEPEST = 4
 """How many folders below a given one runs are looked for."""
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """A run that ``attemper.watch(model, store=path)`` or a callback wrote, or writes now. Nothing in it is changed.
-
-    ::
-
-        run = attemper.open_run("runs/a")
-        run.history("entropy", site="layers.3.attention", head=2).values
-        run.alarms()
-
-    Args:
-        path: the folder of the run, one file of it, or a URL (``s3://bucket/run``).
-
-    Returns:
-        A :class:`Run`. What a live run writes later is in later answers; of Parquet parts, what is there now. Where a
-        rank has a file and parts, the one that goes further is read, and ``remarks`` says so.
+def open_stored(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
+    """The run in a folder, a file or at a URL, as a ``kind`` of stored run. Nothing in it is changed.
 
     Raises:
-        InputError: there is no run at ``path``, or none of its files can be read: not of attemper, damaged, or written
-            by a newer version.
-        MissingExtraError: the run is of Parquet parts, or at a URL, and pyarrow or fsspec is not installed.
+        InputError, MissingExtraError: as of :func:`attemper.open`.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise InputError(f"open_run(path) must be the path of a folder, got {path!r}.")
+        raise InputError(f"open(path) must be the path of a folder, got {path!r}.")
     if "://" in os.fspath(path):
         try:
             target = open_target(path)
@@ -80,7 +67,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
             f"there is no run at {clean_name(path)}. A run has files such as fragment-0.sqlite, which "
             "attemper.watch(model, store=...) writes."
         )
-    return Run(Ranks([readers[rank] for rank in sorted(readers)]), where, remarks)
+    return kind(Ranks([readers[rank] for rank in sorted(readers)]), where, remarks)
 
 
 def _of_files(folder: Path) -> tuple[dict[int, FragmentReader], list[InputError]]:

@@ -13,10 +13,10 @@ from attemper.errors import InputError
 from attemper.store.earlier import Earlier
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
-from attemper.store.options import Store
 from attemper.store.parts import Parts
 from attemper.store.place import UNNOTED, Place, lost_beside, place_of
 from attemper.store.schema import Tables, open_to_read
+from attemper.store.store import Store
 
 logger = logging.getLogger("attemper")
 

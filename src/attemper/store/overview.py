@@ -14,7 +14,7 @@ from attemper.readings.reading import Alarm, number, untrained_note
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.statistics import SHOWN
 from attemper.store.columns import columns
-from attemper.store.run import Coverage, Run
+from attemper.store.run import Coverage, StoredRun
 from attemper.store.series import Lost, Segment
 from attemper.store.verdict import why_unmeasured
 from attemper.text import date_of
@@ -117,7 +117,7 @@ class Overview:
         }
 
 
-def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int = 10) -> Overview:
+def overview(run: StoredRun, statistic: str = SHARPNESS, *, bars: int = 32, top: int = 10) -> Overview:
     """What a run is and what happened in it.
 
     Args:
@@ -155,7 +155,7 @@ def overview(run: Run, statistic: str = SHARPNESS, *, bars: int = 32, top: int =
         )
 
 
-def _course(run: Run, label: SiteLabel, bars: int) -> Course:
+def _course(run: StoredRun, label: SiteLabel, bars: int) -> Course:
     sharpness, size = (
         columns(run.ranks, name, label.key, bars) if name in run.statistics else None for name in (SHARPNESS, SIZE)
     )
@@ -170,7 +170,7 @@ def _course(run: Run, label: SiteLabel, bars: int) -> Course:
     )
 
 
-def _last(run: Run, name: str, label: SiteLabel, over_heads: Callable[[np.ndarray], np.ndarray]) -> float | None:
+def _last(run: StoredRun, name: str, label: SiteLabel, over_heads: Callable[[np.ndarray], np.ndarray]) -> float | None:
     """A statistic of a site in the last of the run's samples that has a number of it."""
     steps = run.steps
     for latest in (steps[-LATEST:], steps):

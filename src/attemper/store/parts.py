@@ -22,7 +22,7 @@ import numpy as np
 from attemper.documents import COUNT, Row, check_document, parse_json
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.sample import Sample, SiteLabel
-from attemper.store.folding import CHUNK
+from attemper.store.compaction import CHUNK
 from attemper.store.fragment import Fragment
 from attemper.store.replay import replay
 from attemper.store.schema import Tables

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attemper.store.filesystem import takes_write_ahead
 from attemper.store.lock import is_held
-from attemper.store.options import Store
+from attemper.store.store import Store
 from attemper.store.target import Target, open_target
 from attemper.text import clean_name
 

@@ -10,7 +10,7 @@ import numpy as np
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.checksum import get, whole
 from attemper.store.chunk import unpack
-from attemper.store.folding import Layout, layouts
+from attemper.store.compaction import Layout, layouts
 from attemper.store.schema import Tables
 
 """Of the table ``site``, in the order of ``SiteLabel``."""

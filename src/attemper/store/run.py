@@ -1,4 +1,4 @@
-"""``attemper.open_run``: every head over a whole run, read from its files or beside the process that writes them."""
+"""Every head over a whole run, read from its files or beside the process that writes them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from attemper.checks import did_you_mean
 from attemper.errors import InputError
 from attemper.readings import history
-from attemper.readings.comparison import Comparison, compare
 from attemper.readings.history import History, Trend
 from attemper.readings.judge import Judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm, Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel, quantity
-from attemper.readings.scan import Scan
 from attemper.store import export
 from attemper.store.about import UNNUMBERED
 from attemper.store.checksum import UNCHECKED
@@ -59,7 +57,7 @@ class Coverage:
     skipped: tuple[Unread, ...]
 
 
-class Run:
+class StoredRun:
     """Every statistic of every head over a run, as far as it is written when it is asked.
 
     Steps are those that were sampled. A resumed run has no step twice: what was written later replaces what it
@@ -83,7 +81,7 @@ class Run:
         """Closes the files. Without it they are closed when the run is no longer used."""
         self.ranks.close()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -262,55 +260,23 @@ class Run:
 
     # --- one step ---
 
-    def at(self, step: int, *, alarms: bool = True) -> Scan:
-        """What the watch showed at a step, as far as it was stored: no histograms, no curves, no rows.
-
-        Args:
-            step: one of ``steps``.
-            alarms: whether to find the alarms that stood then. For that the run is judged from its beginning.
+    def reading_at(self, step: int, *, alarms: bool = True) -> tuple[Reading, tuple[str, ...]]:
+        """What the watch showed at a step, as far as it was stored, and why alarms on history judge nothing yet.
 
         Raises:
             InputError: the step was not sampled; the message names the nearest that were.
         """
         steps = self.steps
         found = self._reading(_check_step(step, steps))
-        if alarms:
-            judge = self.judge if step == steps[-1] else Verdict(self.ranks, stop=step + 1).judge()
-            found = replace(found, alarms=judge.standing, untrained_heads=judge.held_back)
-            return Scan(found, None, judge.notes)
-        return Scan(found, None)
+        if not alarms:
+            return found, ()
+        judge = self.judge if step == steps[-1] else Verdict(self.ranks, stop=step + 1).judge()
+        return replace(found, alarms=judge.standing, untrained_heads=judge.held_back), tuple(judge.notes)
 
     @property
     def reading(self) -> Reading:
         """The last sample as a reading: what :func:`attemper.compare` takes of a run."""
         return self._reading(self._last_step)
-
-    def compare(self, other: Run | Scan) -> Comparison:
-        """What changed from the last sample of this run to that of another one, or to a scan.
-
-        Raises:
-            InputError: they are of different models: no site in common, or other heads.
-        """
-        theirs = other.name if isinstance(other, Run) else other.model
-        return compare(self, other, names=(self.name, theirs))
-
-    def to_html(self, path: str | os.PathLike[str], *, last: Reading | None = None) -> Path:
-        """Writes the page of this run: one HTML file of at most 2 MB that opens offline, with every head's history.
-
-        It is written whole or not at all, and the same samples give the same bytes.
-
-        Args:
-            last: the last sample with its histograms and its entropy by visible keys, which no run keeps; None without.
-
-        Returns:
-            Where the file is, links followed.
-
-        Raises:
-            InputError: there is no sample yet, or no file can be written there.
-        """
-        from attemper.report.run_page import write_run
-
-        return write_run(self, path, last)
 
     def _reading(self, step: int) -> Reading:
         with self.ranks.snapshot():

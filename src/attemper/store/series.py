@@ -17,7 +17,7 @@ from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteL
 from attemper.store import pyramid
 from attemper.store.checksum import JUDGED_VERSION, damage, get, has_unchecked, whole
 from attemper.store.chunk import REST, join_counts, unpack
-from attemper.store.folding import CHUNK, MOMENT, Layout, Pair, layouts, moments
+from attemper.store.compaction import CHUNK, MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
 from attemper.store.place import UNNOTED, lost_beside
 from attemper.store.schema import DAMAGED, Tables, read_about

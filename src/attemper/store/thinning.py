@@ -14,7 +14,7 @@ import numpy as np
 
 from attemper.store.checksum import get, put
 from attemper.store.chunk import pack, unpack
-from attemper.store.folding import CHUNK, Layout, add_chunk, layouts
+from attemper.store.compaction import CHUNK, Layout, add_chunk, layouts
 
 MERGED = 4
 """Chunks that become one, and of how many samples one is kept."""

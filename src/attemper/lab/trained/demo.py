@@ -22,7 +22,7 @@ from attemper.lab.trained.training import Run, one_step, start
 from attemper.monitor.watch import watch
 from attemper.readings.alarms import is_heard
 from attemper.readings.reading import Alarm
-from attemper.readings.scan import Scan
+from attemper.results.scan import Scan
 
 INJECTIONS = ("collapse",)
 RAISED = 30.0

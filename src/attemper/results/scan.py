@@ -229,12 +229,12 @@ class Scan:
         return self._rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from attemper.readings.scan_table import table
+        from attemper.report.scan_table import table
 
         yield table(self.reading, options.max_width, self.not_judged)
 
     def _repr_html_(self) -> str:
-        from attemper.readings.notebook import scan_html
+        from attemper.report.notebook import scan_html
 
         return scan_html(self.reading)
 
@@ -249,3 +249,21 @@ class Scan:
         heads = sum(len(site.heads) for site in self.sites)
         size = counts(site=len(self.sites), head=heads, token=self.tokens, alarm=len(self.alarms))
         return f"Scan({self.model!r}: {'; '.join((size, *self.notes))})"
+
+
+def load_scan(path: str | os.PathLike[str]) -> Scan:
+    """A scan from a file of :meth:`Scan.save`, of ``attemper scan --out`` or of ``attemper merge --out``.
+
+    It has every reading, and merges. The JSON of ``attemper scan --json`` loads, too: to read and to compare, not to
+    merge, because its numbers are means. Neither has statistics of rows.
+
+    Raises:
+        InputError: the file cannot be read, is cut off, is of a newer version, or is something else.
+    """
+    from attemper.readings.part_file import is_json, load
+
+    path = Path(path)
+    if is_json(path):
+        return Scan.from_json(path)
+    part = load(path)
+    return Scan(part.reading(), None, part=part)

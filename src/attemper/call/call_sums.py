@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
+from attemper.backends.chunk_sums import SUMMED, empty_sums
 from attemper.backends.contract import Problem
-from attemper.backends.sums import SUMMED, empty_sums
 from attemper.call import operator
 from attemper.call.autograd import passes_dispatcher
 from attemper.call.formulas import statistics_of
 from attemper.call.normalizer import is_plain
-from attemper.call.options import Request
+from attemper.call.request import Request
 from attemper.call.result import AttentionStats, CallFacts, facts_of
 from attemper.call.state import state_of
 from attemper.call.transforms import is_undisturbed

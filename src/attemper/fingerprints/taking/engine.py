@@ -16,15 +16,16 @@ from torch import Tensor
 
 from attemper.backends.contract import Problem
 from attemper.call.attention import measurement
-from attemper.call.options import Options
+from attemper.call.request import Options
 from attemper.documents import read_safetensors
 from attemper.errors import InputError
-from attemper.fingerprints.record import ROWS, Fingerprint, SiteFingerprint, chosen_sequences
-from attemper.monitor.fingerprint import check_heads, hash_of_tokens
-from attemper.monitor.fingerprint_rows import SeenAttention, of_sequences
-from attemper.monitor.fingerprint_scale import fit_output, fit_scores
-from attemper.monitor.fingerprint_site import CallRows, SiteRows
-from attemper.monitor.model import versions
+from attemper.fingerprints.fingerprint import Fingerprint
+from attemper.fingerprints.record import ROWS, SiteFingerprint, chosen_sequences
+from attemper.fingerprints.taking.fingerprint import check_heads, hash_of_tokens
+from attemper.fingerprints.taking.rows import SeenAttention, of_sequences
+from attemper.fingerprints.taking.scale import fit_output, fit_scores
+from attemper.fingerprints.taking.site import CallRows, SiteRows
+from attemper.monitor.checked_model import versions
 from attemper.statistics import ONE_PASS
 from attemper.text import clean_name, count
 

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from attemper.errors import InputError
-from attemper.monitor.data_parallel import (
+from attemper.distributed.data_parallel import (
     NAME_THE_GROUP,
     Coordinate,
     check_reduce,
@@ -26,8 +25,9 @@ from attemper.monitor.data_parallel import (
     is_assumed,
     is_distributed,
 )
-from attemper.monitor.model import device_of, hash_of
-from attemper.monitor.slots import MergedSample, Slots, identity
+from attemper.distributed.slots import MergedSample, Slots, identity
+from attemper.errors import InputError
+from attemper.monitor.checked_model import device_of, hash_of
 from attemper.monitor.snapshot import Snapshot
 from attemper.readings.calls import Modules, joint_label, reasons, uneven
 from attemper.readings.sample import SiteKey, SiteLabel

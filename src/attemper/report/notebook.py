@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
 from attemper.readings.alarms import by_kind, with_course
 from attemper.readings.labels import by_reason
@@ -15,9 +15,6 @@ from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
 from attemper.text import clean, count, counts, cut
-
-if TYPE_CHECKING:
-    from attemper.readings.comparison import Comparison, HeadChange
 
 MOST_LINES = 48
 """Layers of a stack, or heads of a comparison, that are shown; the rest are counted."""
@@ -55,7 +52,7 @@ def scan_html(reading: Reading) -> str:
     return _frame(parts)
 
 
-def comparison_html(comparison: Comparison, statistics: Sequence[str]) -> str:
+def comparison_html(comparison: Any, statistics: Sequence[str]) -> str:
     """The heads that changed most, before and after, and the sites that only one of the two has."""
     heads = comparison.heads
     title = f"{cut(comparison.before, LONGEST_NAME)} → {cut(comparison.after, LONGEST_NAME)}"
@@ -167,7 +164,7 @@ def _alarms(alarms: tuple[Alarm, ...]) -> str:
     return f'<table style="{_TABLE}">{_heading(["alarms", "", "", ""], _LEFT)}<tbody>{"".join(lines)}</tbody></table>'
 
 
-def _changes(heads: tuple[HeadChange, ...], statistics: Sequence[str]) -> str:
+def _changes(heads: Sequence[Any], statistics: Sequence[str]) -> str:
     modes = {head.mode for head in heads}
     titles = ["site", "head", *(name.replace("_", " ").replace("normalized", "normalised") for name in statistics)]
     lines = [

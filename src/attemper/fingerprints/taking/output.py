@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from attemper.fingerprints.packing import round_rows
+from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.record import ModelOutput, join_rows
-from attemper.monitor.fingerprint_rows import sketch_of
-from attemper.monitor.fingerprint_site import CallRows
+from attemper.fingerprints.taking.rows import sketch_of
+from attemper.fingerprints.taking.site import CallRows
 
 _WIDEST = 2**18
 """Numbers of a sequence that are kept as one row."""

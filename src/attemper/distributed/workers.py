@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from attemper.integrations.shards import TRIES, ShardTask, check_lost, error_of, scan_shard
+from attemper.distributed.shards import TRIES, ShardTask, check_lost, error_of, scan_shard
 
 _SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 

@@ -15,7 +15,7 @@ from attemper.backends import reference
 from attemper.backends.contract import Problem
 from attemper.call.sampling import pick
 from attemper.fingerprints.causes.outputs import mismatch
-from attemper.fingerprints.packing import round_rows
+from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.record import (
     COUNTS,
     PAIRS,

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from attemper.errors import InputError
-from attemper.fingerprints.packing import round_rows
+from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.record import (
     ANCHORS,
     COUNTS,
@@ -23,7 +23,7 @@ from attemper.fingerprints.record import (
     join_rows,
     key_numbers,
 )
-from attemper.monitor.fingerprint_rows import (
+from attemper.fingerprints.taking.rows import (
     Plan,
     RowPlaces,
     Rows,

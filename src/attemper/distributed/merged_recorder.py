@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attemper import __version__
+from attemper.distributed.reduction import Fail, Reduction
 from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import Recorder
-from attemper.monitor.reduction import Fail, Reduction
 from attemper.monitor.sample import with_differences
 from attemper.monitor.snapshot import SampleReadings, SampleSums
 from attemper.readings.judge import Judge
@@ -20,7 +20,7 @@ from attemper.readings.sample import Sample
 from attemper.text import count
 
 if TYPE_CHECKING:
-    from attemper.store.run import Run
+    from attemper.results.run import Run
 
 
 class MergedRecorder(Recorder):

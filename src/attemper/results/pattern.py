@@ -1,19 +1,24 @@
-"""A grid of weights [Q, K] with a label for each row and column, as HTML without scripts and as a picture."""
+"""The weights of one head on a text, with its tokens: as a heat map in a notebook, and as a picture."""
 
 from __future__ import annotations
 
 import base64
 import io
+import os
 import struct
 import zlib
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from attemper.errors import InputError, MissingExtraError
-from attemper.readings.notebook import VIRIDIS
-from attemper.text import clean, cut, token_text
+from attemper.files import check_target, write_whole
+from attemper.readings.labels import layer_of
+from attemper.report.notebook import VIRIDIS
+from attemper.text import clean, count, cut, token_text
 
 MOST_CELLS = 48
 """Rows and columns up to which HTML is a table with labels; beyond, an image without."""
@@ -24,6 +29,63 @@ LONGEST_LABEL = 24
 MISSING = (160, 160, 160)
 """Weights that are no number."""
 _SMALL = "font-size:12px;color:inherit;opacity:0.75"
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """The weights of one head for one text. In a notebook it shows itself as a heat map.
+
+    Attributes:
+        weights: [Q, K] on the CPU, float64 for float64 queries, float32 otherwise: what is applied to the values,
+            before dropout. A row sums to 1, or to its ``mass`` under a sink or a sigmoid; one whose mask hides every
+            key is 0, although an eager attention makes equal weights of the lowest number and NaN of -inf.
+        tokens: a label for each query.
+        site, head: which head it is.
+        key_tokens: a label for each key; those of the queries too, unless it is cross attention or a cache is read.
+        kind: "self" or "cross".
+        padding: queries and keys that were left out as padding.
+        layer: number of the block that the site is in, as in ``Scan.sites``; None where it has none.
+    """
+
+    weights: Tensor
+    tokens: tuple[str, ...]
+    site: str
+    head: int
+    key_tokens: tuple[str, ...]
+    kind: str = "self"
+    padding: tuple[int, int] = (0, 0)
+    layer: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer is None:
+            object.__setattr__(self, "layer", layer_of(self.site))
+
+    @property
+    def title(self) -> str:
+        """The head, the size and the padding in one line."""
+        queries, keys = self.weights.shape
+        left_out = f", padding left out (of queries {self.padding[0]}, of keys {self.padding[1]})"
+        told = left_out if any(self.padding) else ""
+        return f"{self.site} head {self.head}: {count(queries, 'query')} x {count(keys, 'key')}{told}"
+
+    def to_png(self, path: str | os.PathLike[str]) -> Path:
+        """Draws the heat map with its tokens (up to 80 on an axis) into ``path``, whole or not at all.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed (the extra ``plot``).
+            InputError: no file can be written there.
+        """
+        check_target(path, "picture")
+        return write_whole(path, picture(self.weights, self.tokens, self.key_tokens, self.title), "picture")
+
+    def _repr_html_(self) -> str:
+        return html(self.weights, self.tokens, self.key_tokens, self.title)
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.title})"
 
 
 def html(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title: str) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attemper.fingerprints.packing import round_rows
+from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.record import SIDE, projection
-from attemper.monitor.fingerprint_site import WIDE
+from attemper.fingerprints.taking.site import WIDE
 from attemper.sites.names import class_name
 from attemper.sites.sharded import is_dtensor
 

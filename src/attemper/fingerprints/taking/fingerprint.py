@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from attemper.call.attention import measurement
 from attemper.checks import index_of, whole_number
 from attemper.errors import BackendError, InputError
-from attemper.fingerprints.record import ROWS, Fingerprint, ModelOutput, SiteFingerprint, chosen_sequences
+from attemper.fingerprints.fingerprint import Fingerprint
+from attemper.fingerprints.record import ROWS, ModelOutput, SiteFingerprint, chosen_sequences
+from attemper.fingerprints.taking.grids import grid_of
+from attemper.fingerprints.taking.output import join_outputs, output_of
+from attemper.fingerprints.taking.rows import SeenAttention
+from attemper.fingerprints.taking.site import CallRows, SiteRows
+from attemper.fingerprints.taking.weights import weights_of
 from attemper.monitor.call_sites import MOST_CALLS
+from attemper.monitor.checked_model import check_model, provenance, title, why_nothing
 from attemper.monitor.collector import Collector
-from attemper.monitor.fingerprint_grids import grid_of
-from attemper.monitor.fingerprint_output import join_outputs, output_of
-from attemper.monitor.fingerprint_rows import SeenAttention
-from attemper.monitor.fingerprint_site import CallRows, SiteRows
-from attemper.monitor.fingerprint_weights import weights_of
 from attemper.monitor.forward import observation, run
-from attemper.monitor.model import check_model, provenance, title, why_nothing
 from attemper.monitor.options import Scope
 from attemper.readings.labels import JOINED
 from attemper.sites.find import all_sites

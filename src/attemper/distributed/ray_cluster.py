@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from attemper.distributed.shards import TRIES, ShardTask, TextModel, check_lost, error_of, scan_shard
 from attemper.errors import BackendError, InputError, MissingExtraError
-from attemper.integrations.shards import TRIES, ShardTask, TextModel, check_lost, error_of, scan_shard
 from attemper.text import clean_name
 
 CONNECT_SECONDS = 10.0

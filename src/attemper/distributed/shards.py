@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from attemper.distributed.texts import Survey, Texts
 from attemper.errors import BackendError, InputError, MissingExtraError
 from attemper.files import check_target
-from attemper.integrations.texts import Survey, Texts
 from attemper.monitor.scan import BlockScan, ScanOptions, block_scan
 from attemper.readings import part_file
 from attemper.readings.part import BLOCK, Part

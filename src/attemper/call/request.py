@@ -13,7 +13,7 @@ from torch import Tensor
 from attemper.backends import table
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.call import transforms
-from attemper.call.masks import check_mask, without_causal_bias
+from attemper.call.attn_mask import check_mask, without_causal_bias
 from attemper.call.normalizer import Normalization, normalization, rowwise_of
 from attemper.call.packing import Packing
 from attemper.call.spans import Spans, span_keys

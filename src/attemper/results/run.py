@@ -1,0 +1,87 @@
+"""A stored run as its users hold it: numbers over steps, alarms, one step as a scan, its page."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from attemper.readings.reading import Reading
+from attemper.results.comparison import Comparison, compare
+from attemper.results.scan import Scan
+from attemper.store.folder import open_stored
+from attemper.store.run import StoredRun
+
+
+class Run(StoredRun):
+    """Every statistic of every head over a run, as far as it is written when it is asked.
+
+    Steps are those that were sampled. A resumed run has no step twice: what was written later replaces what it
+    overlaps. Ask for a site by name; where one name was seen in training and in evaluation, or in self and cross
+    attention, by ``(name, kind, mode)``, or say ``mode=``.
+    """
+
+    # --- one step ---
+
+    def at(self, step: int, *, alarms: bool = True) -> Scan:
+        """What the watch showed at a step, as far as it was stored: no histograms, no curves, no rows.
+
+        Args:
+            step: one of ``steps``.
+            alarms: whether to find the alarms that stood then. For that the run is judged from its beginning.
+
+        Raises:
+            InputError: the step was not sampled; the message names the nearest that were.
+        """
+        reading, notes = self.reading_at(step, alarms=alarms)
+        return Scan(reading, None, notes)
+
+    def compare(self, other: Run | Scan) -> Comparison:
+        """What changed from the last sample of this run to that of another one, or to a scan.
+
+        Raises:
+            InputError: they are of different models: no site in common, or other heads.
+        """
+        theirs = other.name if isinstance(other, Run) else other.model
+        return compare(self, other, names=(self.name, theirs))
+
+    def to_html(self, path: str | os.PathLike[str], *, last: Reading | None = None) -> Path:
+        """Writes the page of this run: one HTML file of at most 2 MB that opens offline, with every head's history.
+
+        It is written whole or not at all, and the same samples give the same bytes.
+
+        Args:
+            last: the last sample with its histograms and its entropy by visible keys, which no run keeps; None without.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            InputError: there is no sample yet, or no file can be written there.
+        """
+        from attemper.report.run_page import write_run
+
+        return write_run(self, path, last)
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """A run that ``attemper.watch(model, store=path)`` or a callback wrote, or writes now. Nothing in it is changed.
+
+    ::
+
+        run = attemper.open_run("runs/a")
+        run.history("entropy", site="layers.3.attention", head=2).values
+        run.alarms()
+
+    Args:
+        path: the folder of the run, one file of it, or a URL (``s3://bucket/run``).
+
+    Returns:
+        A :class:`Run`. What a live run writes later is in later answers; of Parquet parts, what is there now. Where a
+        rank has a file and parts, the one that goes further is read, and ``remarks`` says so.
+
+    Raises:
+        InputError: there is no run at ``path``, or none of its files can be read: not of attemper, damaged, or written
+            by a newer version.
+        MissingExtraError: the run is of Parquet parts, or at a URL, and pyarrow or fsspec is not installed.
+    """
+    return open_stored(path, Run)
