@@ -1,7 +1,8 @@
 """The import table of docs/design/0001-architecture.md as data, and a checker that holds sources against it.
 
 A layer is the part of a name after the package: ``attemper.call.result`` is of ``call``. A room with two floors has a
-row for the upper one, by its longer name: ``attemper.monitor.watch`` is of ``monitor.watch``. Imports inside functions count, and so do those for type checkers; only an ``__init__.py`` may import anything under ``TYPE_CHECKING``.
+row for the upper one, by its longer name: ``attemper.monitor.watch`` is of ``monitor.watch``. Imports inside functions
+count, and so do those for type checkers; only an ``__init__.py`` may import anything under ``TYPE_CHECKING``.
 """
 
 from __future__ import annotations
