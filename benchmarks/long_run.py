@@ -44,7 +44,7 @@ PROCESS = """
 import sys, time
 import attemper
 start, used = time.perf_counter(), time.process_time()
-with attemper.open_run(sys.argv[1]) as run:
+with attemper.open(sys.argv[1]) as run:
     {question}
 with open("/proc/self/status") as file:  # ru_maxrss would be that of the process that started this one, if larger
     (peak,) = [line.split()[1] for line in file if line.startswith("VmHWM")]

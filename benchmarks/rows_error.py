@@ -32,7 +32,7 @@ def stretched(model: Any, tokens: int) -> Any:
     return model
 
 
-def all_rows(model: Any, inputs: dict[str, torch.Tensor]) -> list[attemper.AttentionStats]:
+def all_rows(model: Any, inputs: dict[str, torch.Tensor]) -> list[attemper.types.AttentionStats]:
     """Statistics of every row, a site each."""
     with torch.no_grad(), attemper.watch(model) as watch:
         model(**inputs)
@@ -40,7 +40,7 @@ def all_rows(model: Any, inputs: dict[str, torch.Tensor]) -> list[attemper.Atten
     return [table.row_statistics(site.name) for site in table.sites]
 
 
-def samples(stats: attemper.AttentionStats, rows: int) -> torch.Tensor:
+def samples(stats: attemper.types.AttentionStats, rows: int) -> torch.Tensor:
     """Means [OFFSETS, H] over evenly strided rows with offsets of their own, as ``watch(rows=...)`` takes them."""
     entropy = stats.normalized_entropy[0].double()
     queries = entropy.shape[1]

@@ -95,7 +95,7 @@ def main() -> None:
                 fragment.fold()
             fragment.close()
         began = time.perf_counter()
-        with attemper.open_run(place) as run:
+        with attemper.open(place) as run:
             file = run.to_html(Path(folder) / "page.html")
             heads, taken = sum(site.heads for site in run.sites), len(run)
         seconds = time.perf_counter() - began

@@ -95,7 +95,7 @@ def check(folder: Path, drift: Drift, samples: int) -> None:
     """What is read back is what was stored, with 15 bits."""
     again = Drift(len(drift.sites), drift.sites[0].heads, len(drift.names))
     expected = np.stack([again(step).values for step in range(samples)])
-    with attemper.open_run(folder) as run:
+    with attemper.open(folder) as run:
         for row, name in enumerate(drift.names):
             found = run.history(name, site=drift.sites[1].name).values
             place = slice(drift.sites[0].heads, 2 * drift.sites[0].heads)
@@ -119,7 +119,7 @@ def read(folder: Path, samples: int) -> dict[str, tuple[float, float]]:
 
     def ask(question: Callable[[Any], object]) -> Callable[[], object]:
         def opened() -> None:
-            with attemper.open_run(folder) as run:
+            with attemper.open(folder) as run:
                 question(run)
 
         return opened

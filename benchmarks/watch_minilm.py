@@ -62,7 +62,7 @@ def watched(model: Any, step: Callable[[], None], **options: Any) -> Callable[[]
 
 def unsampled(model: Any, step: Callable[[], None], repeats: int) -> dict[str, float]:
     """Steps that a running watch does not sample, against steps without a watch."""
-    watch: list[attemper.Watch] = []
+    watch: list[attemper.types.Watch] = []
 
     def inside() -> None:
         step()

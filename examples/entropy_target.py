@@ -41,7 +41,7 @@ class Model(nn.Module):
         self.attention = attemper.nn.CrossAttention(16, num_heads=3, head_dim=16, stats=("entropy",))
         self.classify = nn.Linear(4 * 16, 2)
 
-    def forward(self, query: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor, attemper.AttentionStats]:
+    def forward(self, query: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor, attemper.types.AttentionStats]:
         output, stats = self.attention(query, context)
         assert stats is not None
         return self.classify((output + query).flatten(1)), stats

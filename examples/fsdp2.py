@@ -35,6 +35,6 @@ with attemper.watch(model, every=5, rows=16, store="runs/fsdp2", reduce="data") 
         watch.step()
 if rank == 0:
     print(watch.table())
-    with attemper.open_run("runs/fsdp2") as run:
+    with attemper.open("runs/fsdp2") as run:
         print(run)
 dist.destroy_process_group()

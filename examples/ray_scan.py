@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:  # on a cluster: a folder that every node sees
         pool = ray.util.ActorPool([Scanner.remote() for _ in range(2)])
         paths = list(pool.map_unordered(lambda actor, shard: actor.scan.remote(shard, folder), range(SHARDS)))
-        first, *others = map(attemper.load_scan, paths)
+        first, *others = map(attemper.open, paths)
         print(first.merge(*others))
     ray.shutdown()
 

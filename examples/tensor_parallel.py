@@ -38,6 +38,6 @@ with attemper.watch(model.train(), store="runs/split") as watch:
 print(f"rank {rank}: heads {[head.head for head in watch.table().reading.sites[0].heads]}")
 dist.barrier()
 if rank == 0:
-    with attemper.open_run("runs/split") as run:
+    with attemper.open("runs/split") as run:
         print(run.at(2))
 dist.destroy_process_group()

@@ -23,4 +23,4 @@ callback = AttemperCallback(every=10, rows=16, trackers=[trainer])  # the tracke
 trainer.add_callback(callback)
 trainer.train()
 print(callback.last)
-print(attemper.open_run(f"{arguments.output_dir}/attemper"))  # every head of every sample
+print(attemper.open(f"{arguments.output_dir}/attemper"))  # every head of every sample

@@ -112,7 +112,7 @@ def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(na
 @pytest.mark.parametrize("merged", [False, True], ids=["stats object", "merge"])
 @pytest.mark.quick("merge-native")
 def test_a_compiled_function_may_return_the_result_itself(merged: bool, backend: str):
-    def call(query: Tensor, key: Tensor, value: Tensor) -> attemper.AttentionOutput:
+    def call(query: Tensor, key: Tensor, value: Tensor) -> attemper.types.AttentionOutput:
         one = attemper.attention(query, key[:, :, :4], value[:, :, :4], stats="all", backend=backend)
         if not merged:
             return one
@@ -120,7 +120,7 @@ def test_a_compiled_function_may_return_the_result_itself(merged: bool, backend:
 
     arguments = leaves()
     eager, compiled = call(**arguments), torch.compile(call, backend="aot_eager", fullgraph=True)(**arguments)
-    assert isinstance(compiled, attemper.AttentionOutput)
+    assert isinstance(compiled, attemper.types.AttentionOutput)
     torch.testing.assert_close(compiled.output, eager.output)
     stats, want = known(compiled.stats), known(eager.stats)
     for name in want:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -78,6 +79,8 @@ def test_the_package_init_holds_no_logic():
                 assert all(isinstance(inner, ast.ImportFrom) for inner in body)
             case ast.Assign(value=value):
                 ast.literal_eval(value)
+            case ast.Expr(value=ast.Constant()):
+                pass
             case ast.FunctionDef(name=name):
                 assert name in ("__getattr__", "__dir__")
             case _:
@@ -94,13 +97,33 @@ def test_public_names_are_written_once_for_users_and_once_for_type_checkers():
         for alias in statement.names:
             module = str(statement.module)
             written[alias.name] = f"{FACADE}.{alias.name}" if module == FACADE else module
-    assert written == attemper._HOMES
+            assert (alias.asname == alias.name) == (alias.name in attemper._FORMER)
+    assert written == attemper._HOMES | {name: home for name, (home, _) in attemper._FORMER.items()}
 
 
 @pytest.mark.parametrize("name", attemper.__all__)
 def test_every_public_name_loads_from_its_home(name):
     assert getattr(attemper, name) is not None
     assert name in dir(attemper)
+
+
+@pytest.mark.parametrize("name", attemper._FORMER)
+def test_every_former_name_works_and_says_what_to_write_instead(name):
+    home, line = attemper._FORMER[name]
+    with pytest.warns(DeprecationWarning, match=re.escape(f"attemper.{name} goes in attemper 0.4; write {line}.")):
+        found = getattr(attemper, name)
+    with pytest.warns(DeprecationWarning, match=name):
+        exec(f"from attemper import {name} as again", names := {})
+    assert names["again"] is found is getattr(importlib.import_module(home), name)
+    assert name not in {*dir(attemper), *attemper.__all__}
+    if line.startswith("attemper.types."):
+        assert getattr(attemper.types, name) is found
+
+
+def test_dir_holds_public_names_alone():
+    shown = [name for name in dir(attemper) if not name.startswith("__")]
+    assert shown == sorted(attemper.__all__)
+    assert len(shown) <= 34
 
 
 def test_an_unknown_public_name_is_an_attribute_error():

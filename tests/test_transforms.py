@@ -407,7 +407,7 @@ def test_statistics_alone_have_tangents_and_are_mapped(backend: str, rows: int |
 @pytest.mark.parametrize("name", ["softmax", "topk"])
 def test_dense_weights_have_tangents_and_are_mapped(name: str):
     def call(query: Tensor, key: Tensor) -> Tensors:
-        return (attemper.dense_weights(query, key, enable_gqa=True, normalizer=NORMALIZERS[name]),)
+        return (attemper.functional.dense_weights(query, key, enable_gqa=True, normalizer=NORMALIZERS[name]),)
 
     at, along = tensors()[:2], tensors(seed=1)[:2]
     assert_near(torch.func.jvp(call, at, along)[1], differences(call, at, along), EXACT)

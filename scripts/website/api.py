@@ -30,20 +30,23 @@ PAGES = (
     Page(
         "attemper", "attemper", "attemper",
         {
-            "Reading a model": ("scan", "Scan", "load_scan", "pattern", "Pattern", "compare", "Comparison"),
-            "Explaining a difference": (
-                "fingerprint", "Fingerprint", "load_fingerprint", "explain", "Explanation",
-            ),
-            "Watching a training": ("watch", "Watch", "tap", "AlarmLimits", "Store", "open_run"),
-            "Attention that reports": (
-                "attention", "attention_statistics", "varlen_attention", "dense_weights", "AttentionOutput",
-                "AttentionStats",
-            ),
+            "Reading a model": ("scan", "Scan", "open", "pattern", "compare"),
+            "Explaining a difference": ("fingerprint", "explain"),
+            "Watching a training": ("watch", "tap", "AlarmLimits", "Store"),
+            "Attention that reports": ("attention", "attention_statistics", "varlen_attention"),
             "Acting on a model": (
-                "temper", "Tempered", "calibrate", "Calibration", "load", "regularize", "Regularizer", "EntropyTarget",
-                "EntropyBonus", "EntropyDiversity", "ZLoss", "Thermostat", "QKClip", "sigma_reparam_", "SigmaReparam",
+                "temper", "calibrate", "load", "regularize", "EntropyTarget", "EntropyBonus", "EntropyDiversity",
+                "ZLoss", "Thermostat", "QKClip", "sigma_reparam_",
             ),
             "Errors": ("InputError", "BackendError", "MissingExtraError"),
+        },
+    ),
+    Page(
+        "types", "attemper.types", "attemper.types",
+        {
+            "Of reading": ("Comparison", "Explanation", "Fingerprint", "Pattern", "Run", "Watch"),
+            "Of attention": ("AttentionOutput", "AttentionStats"),
+            "Of acting": ("Calibration", "Regularizer", "SigmaReparam", "Tempered"),
         },
     ),
     Page(
@@ -113,7 +116,7 @@ PAGES = (
             ),
             "A comparison": ("attemper.results.comparison.HeadChange",),
             "A stored run": (
-                "attemper.store.run.Run", "attemper.store.run.Coverage", "attemper.store.run.Unread",
+                "attemper.results.run.Run", "attemper.store.run.Coverage", "attemper.store.run.Unread",
                 "attemper.store.series.Segment", "attemper.store.series.Lost", "attemper.readings.sample.SiteLabel",
                 "attemper.readings.history.History", "attemper.readings.history.Trend",
             ),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
 
-EDGE = re.compile(r"\s*(\w+) --> (\w+)\s*")
+EDGE = re.compile(r"\s*([\w.]+) --> ([\w.]+)\s*")
 WIDE, HIGH = 130, 70
 """Between the middles of two names of a row, and between two rows, in pixels."""
 BOX, LINE = 108, 28

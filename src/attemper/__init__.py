@@ -3,36 +3,45 @@
 The public names load on first use: ``import attemper`` alone does not import torch.
 """
 
-import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attemper import functional, nn, schedules
-    from attemper.call.result import AttentionOutput, AttentionStats
+    from attemper import functional, nn, schedules, types
+    from attemper.call.result import AttentionOutput as AttentionOutput
+    from attemper.call.result import AttentionStats as AttentionStats
     from attemper.control.calibrate import calibrate
-    from attemper.control.calibration import Calibration
+    from attemper.control.calibration import Calibration as Calibration
     from attemper.control.penalties import EntropyBonus, EntropyDiversity, EntropyTarget, ZLoss
     from attemper.control.qk_clip import QKClip
-    from attemper.control.regularize import Regularizer, regularize
-    from attemper.control.sigma_reparam import SigmaReparam, sigma_reparam_
-    from attemper.control.temper import Tempered, temper
+    from attemper.control.regularize import Regularizer as Regularizer
+    from attemper.control.regularize import regularize
+    from attemper.control.sigma_reparam import SigmaReparam as SigmaReparam
+    from attemper.control.sigma_reparam import sigma_reparam_
+    from attemper.control.temper import Tempered as Tempered
+    from attemper.control.temper import temper
     from attemper.control.thermostat import Thermostat
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.fingerprints.explain import explain
-    from attemper.fingerprints.explanation import Explanation
-    from attemper.fingerprints.fingerprint import Fingerprint, load_fingerprint
+    from attemper.fingerprints.explanation import Explanation as Explanation
+    from attemper.fingerprints.fingerprint import Fingerprint as Fingerprint
+    from attemper.fingerprints.fingerprint import load_fingerprint as load_fingerprint
     from attemper.fingerprints.taking.fingerprint import fingerprint
-    from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
+    from attemper.functional.attention import attention, attention_statistics, varlen_attention
+    from attemper.functional.attention import dense_weights as dense_weights
     from attemper.integrations.folder import load
+    from attemper.monitor.compare import compare
     from attemper.monitor.pattern import pattern
     from attemper.monitor.scan import scan
-    from attemper.monitor.watch import Watch, watch
+    from attemper.monitor.watch import Watch as Watch
+    from attemper.monitor.watch import watch
     from attemper.readings.limits import AlarmLimits
-    from attemper.results.comparison import Comparison, compare
-    from attemper.results.pattern import Pattern
-    from attemper.results.run import open_run
-    from attemper.results.scan import Scan, load_scan
+    from attemper.results.comparison import Comparison as Comparison
+    from attemper.results.open import open
+    from attemper.results.pattern import Pattern as Pattern
+    from attemper.results.run import open_run as open_run
+    from attemper.results.scan import Scan
+    from attemper.results.scan import load_scan as load_scan
     from attemper.sites.tap import tap
     from attemper.store.store import Store
 
@@ -40,89 +49,81 @@ __version__ = "0.3.0"
 
 _HOMES = {
     "AlarmLimits": "attemper.readings.limits",
-    "AttentionOutput": "attemper.call.result",
-    "AttentionStats": "attemper.call.result",
     "BackendError": "attemper.errors",
-    "InputError": "attemper.errors",
-    "MissingExtraError": "attemper.errors",
-    "calibrate": "attemper.control.calibrate",
-    "Calibration": "attemper.control.calibration",
-    "QKClip": "attemper.control.qk_clip",
-    "Scan": "attemper.results.scan",
-    "attention": "attemper.functional.attention",
-    "attention_statistics": "attemper.functional.attention",
-    "Comparison": "attemper.results.comparison",
-    "Explanation": "attemper.fingerprints.explanation",
-    "Fingerprint": "attemper.fingerprints.fingerprint",
-    "explain": "attemper.fingerprints.explain",
-    "fingerprint": "attemper.fingerprints.taking.fingerprint",
-    "load_fingerprint": "attemper.fingerprints.fingerprint",
-    "compare": "attemper.results.comparison",
-    "Pattern": "attemper.results.pattern",
-    "pattern": "attemper.monitor.pattern",
-    "dense_weights": "attemper.functional.attention",
-    "functional": "attemper.functional",
-    "load": "attemper.integrations.folder",
-    "load_scan": "attemper.results.scan",
-    "nn": "attemper.nn",
-    "open_run": "attemper.results.run",
-    "scan": "attemper.monitor.scan",
-    "schedules": "attemper.schedules",
-    "SigmaReparam": "attemper.control.sigma_reparam",
-    "sigma_reparam_": "attemper.control.sigma_reparam",
     "EntropyBonus": "attemper.control.penalties",
     "EntropyDiversity": "attemper.control.penalties",
     "EntropyTarget": "attemper.control.penalties",
-    "ZLoss": "attemper.control.penalties",
-    "Regularizer": "attemper.control.regularize",
-    "regularize": "attemper.control.regularize",
-    "tap": "attemper.sites.tap",
-    "Thermostat": "attemper.control.thermostat",
-    "temper": "attemper.control.temper",
-    "Tempered": "attemper.control.temper",
+    "InputError": "attemper.errors",
+    "MissingExtraError": "attemper.errors",
+    "QKClip": "attemper.control.qk_clip",
+    "Scan": "attemper.results.scan",
     "Store": "attemper.store.store",
-    "watch": "attemper.monitor.watch",
-    "Watch": "attemper.monitor.watch",
+    "Thermostat": "attemper.control.thermostat",
+    "ZLoss": "attemper.control.penalties",
+    "attention": "attemper.functional.attention",
+    "attention_statistics": "attemper.functional.attention",
+    "calibrate": "attemper.control.calibrate",
+    "compare": "attemper.monitor.compare",
+    "explain": "attemper.fingerprints.explain",
+    "fingerprint": "attemper.fingerprints.taking.fingerprint",
+    "functional": "attemper.functional",
+    "load": "attemper.integrations.folder",
+    "nn": "attemper.nn",
+    "open": "attemper.results.open",
+    "pattern": "attemper.monitor.pattern",
+    "regularize": "attemper.control.regularize",
+    "scan": "attemper.monitor.scan",
+    "schedules": "attemper.schedules",
+    "sigma_reparam_": "attemper.control.sigma_reparam",
+    "tap": "attemper.sites.tap",
+    "temper": "attemper.control.temper",
+    "types": "attemper.types",
     "varlen_attention": "attemper.functional.attention",
+    "watch": "attemper.monitor.watch",
 }
+
+_FORMER = {
+    "AttentionOutput": ("attemper.call.result", "attemper.types.AttentionOutput"),
+    "AttentionStats": ("attemper.call.result", "attemper.types.AttentionStats"),
+    "Calibration": ("attemper.control.calibration", "attemper.types.Calibration"),
+    "Comparison": ("attemper.results.comparison", "attemper.types.Comparison"),
+    "Explanation": ("attemper.fingerprints.explanation", "attemper.types.Explanation"),
+    "Fingerprint": ("attemper.fingerprints.fingerprint", "attemper.types.Fingerprint"),
+    "Pattern": ("attemper.results.pattern", "attemper.types.Pattern"),
+    "Regularizer": ("attemper.control.regularize", "attemper.types.Regularizer"),
+    "SigmaReparam": ("attemper.control.sigma_reparam", "attemper.types.SigmaReparam"),
+    "Tempered": ("attemper.control.temper", "attemper.types.Tempered"),
+    "Watch": ("attemper.monitor.watch", "attemper.types.Watch"),
+    "dense_weights": ("attemper.functional.attention", "attemper.functional.dense_weights"),
+    "load_fingerprint": ("attemper.fingerprints.fingerprint", "attemper.open(path)"),
+    "load_scan": ("attemper.results.scan", "attemper.open(path)"),
+    "open_run": ("attemper.results.run", "attemper.open(path)"),
+}
+"""Names that left, until 0.4: where each is defined, and what to write instead."""
 
 __all__ = [
     "AlarmLimits",
-    "AttentionOutput",
-    "AttentionStats",
     "BackendError",
-    "Calibration",
-    "Comparison",
     "EntropyBonus",
     "EntropyDiversity",
     "EntropyTarget",
-    "Explanation",
-    "Fingerprint",
     "InputError",
     "MissingExtraError",
-    "Pattern",
     "QKClip",
-    "Regularizer",
     "Scan",
-    "SigmaReparam",
     "Store",
-    "Tempered",
     "Thermostat",
-    "Watch",
     "ZLoss",
     "attention",
     "attention_statistics",
     "calibrate",
     "compare",
-    "dense_weights",
     "explain",
     "fingerprint",
     "functional",
     "load",
-    "load_fingerprint",
-    "load_scan",
     "nn",
-    "open_run",
+    "open",
     "pattern",
     "regularize",
     "scan",
@@ -130,20 +131,27 @@ __all__ = [
     "sigma_reparam_",
     "tap",
     "temper",
+    "types",
     "varlen_attention",
     "watch",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        if not name.startswith("_"):
-            import json
-            from pathlib import Path
+def __getattr__(name: str) -> object:
+    if name in _FORMER:
+        from warnings import warn
 
-            lines = json.loads(Path(__file__).with_name("article_names.json").read_text("utf-8"))
-            if name in lines:
-                raise AttributeError(f"attemper has no {name}; write {lines[name]}", name=name)
+        home, line = _FORMER[name]
+        warn(f"attemper.{name} goes in attemper 0.4; write {line}.", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(home), name)
+    if name not in _HOMES:
+        import json
+        import sys
+        from pathlib import Path
+
+        lines = json.loads(Path(__file__).with_name("article_names.json").read_text("utf-8"))
+        if name in lines:
+            raise AttributeError(f"attemper has no {name}; write {lines[name]}", name=name)
         # With both, Python's traceback names the nearest public name.
         raise AttributeError(f"module 'attemper' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = import_module(_HOMES[name])
@@ -153,4 +161,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -46,7 +46,7 @@ def test_softplus_underflows_to_a_temperature_of_0_and_every_weight_to_nan() -> 
 
 def test_attention_with_their_temperature_gives_their_weights() -> None:
     names = run_of(CONDITIONAL).names
-    ours = attemper.dense_weights(names["q"], names["k"], temperature=names["temperature"])
+    ours = attemper.functional.dense_weights(names["q"], names["k"], temperature=names["temperature"])
     torch.testing.assert_close(ours, names["layer"](names["x"])[1], rtol=1e-5, atol=1e-7)
 
 

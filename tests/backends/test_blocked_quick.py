@@ -54,7 +54,7 @@ def test_whole_rows_agree_with_the_oracle(name: str, tiled):
     agreement.assert_agreement(replace(case, names=WHOLE_ROWS), "blocked")
 
 
-def of_scores(scores: Tensor) -> attemper.AttentionStats:
+def of_scores(scores: Tensor) -> attemper.types.AttentionStats:
     query, key = (torch.zeros(1, 1, n, 1, dtype=scores.dtype) for n in scores.shape)
     return attended("blocked", query, key, key, scores).stats
 

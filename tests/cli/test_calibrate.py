@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attemper import Calibration
+from attemper.types import Calibration
 from tests.cli.test_cli import Run, checkpoint, one_line, run
 from tests.support import encoder
 

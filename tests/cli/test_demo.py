@@ -54,7 +54,7 @@ def test_without_a_terminal_it_prints_plain_lines_and_leaves_a_page(run: Run, tm
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("demo-")
     assert (folder / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert attemper.open_run(folder).steps.tolist() == list(range(0, 40, 5))
+    assert attemper.open(folder).steps.tolist() == list(range(0, 40, 5))
     assert "trained 40 steps" in out
     assert f"run: {folder.relative_to(tmp_path)}" in out
     assert "attention: no alarm that is a warning or worse" in out
@@ -131,7 +131,7 @@ def test_an_interrupt_ends_it_with_a_line_that_names_the_run(run: Run, monkeypat
     code, out, err = run("--store", "mine")
     assert (code, out) == (130, "")
     assert "attemper: interrupted; what was seen so far is in mine: attemper show mine" in err
-    assert attemper.open_run("mine").steps.tolist() == [0]
+    assert attemper.open("mine").steps.tolist() == [0]
 
 
 @pytest.mark.slow("trains in a process of its own")
@@ -147,6 +147,6 @@ def test_ctrl_c_ends_it_with_a_line_that_names_the_run(tmp_path: Path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert "attemper: interrupted; what was seen so far is in run" in err
-    steps = attemper.open_run(tmp_path / "run").steps.tolist()
+    steps = attemper.open(tmp_path / "run").steps.tolist()
     assert steps == list(range(0, len(steps) * 5, 5))
     assert len(steps) >= 8

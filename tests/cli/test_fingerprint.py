@@ -51,7 +51,7 @@ def test_the_model_that_ships_is_kept_without_its_text(run: Run, tmp_path: Path)
     assert (code, out) == (0, "")
     assert "no text and no ids are in it" in err
     assert b"quick brown" not in path.read_bytes()
-    assert attemper.load_fingerprint(path).sites
+    assert attemper.open(path).sites
 
 
 def test_a_folder_of_an_engine_takes_the_place_of_a_model(run: Run, tmp_path: Path):
@@ -59,9 +59,9 @@ def test_a_folder_of_an_engine_takes_the_place_of_a_model(run: Run, tmp_path: Pa
 
     folder, path = layers(tmp_path / "engine"), tmp_path / "out.safetensors"
     assert run("fingerprint", "--from", folder, "--out", path)[0] == 0
-    assert len(attemper.load_fingerprint(path).sites) == 3
+    assert len(attemper.open(path).sites) == 3
     assert run("fingerprint", "--from", folder, "--out", path, "--heads", "0, 1")[0] == 0
-    assert [site.numbers for site in attemper.load_fingerprint(path).sites] == [(0, 1)] * 3
+    assert [site.numbers for site in attemper.open(path).sites] == [(0, 1)] * 3
 
 
 def test_mistakes_are_told(run: Run, pair: tuple[Path, Path], tmp_path: Path):

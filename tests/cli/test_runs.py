@@ -368,7 +368,7 @@ def test_export_writes_rows_or_a_copy(command: Command, folder: Path, monkeypatc
     assert len(list(csv.reader(Path("warm-up.csv").read_text("utf-8").splitlines()))) == 3601
     _, out, _ = command("export", "a", "--to", "sqlite", "--out", "copy.sqlite", "--json")
     assert json.loads(out) == {"schema": 1, "path": "copy.sqlite", "format": "sqlite", "files": 1}
-    assert len(attemper.open_run("copy.sqlite")) == 600
+    assert len(attemper.open("copy.sqlite")) == 600
     assert command("export", "a", "--to", "excel")[0] == 2
 
 
@@ -458,7 +458,7 @@ def test_one_bad_run_leaves_the_others_in_the_list(
             raise KeyError("something nobody thought of")
         return opened(path)
 
-    opened = attemper.open_run
+    opened = attemper.open
     whole = json.loads(command("runs", str(folder), "--json")[1])["runs"]
     monkeypatch.setattr("attemper.store.folder.open_run", broken)
     code, out, _ = command("runs", str(folder), "--json")

@@ -91,7 +91,7 @@ def test_merging_names_what_is_missing_and_writes_what_merges_again(run: Run, te
     assert ended.code == 0
     assert "shards are missing, and their texts count nowhere here: 1/3." in ended.out.replace("\n", " ")
     assert (tmp_path / "page.html").stat().st_size > 1000
-    assert attemper.load_scan(some).shards == ("0/3", "2/3")
+    assert attemper.open(some).shards == ("0/3", "2/3")
     run("scan", "--texts", texts, "--out", tmp_path / "rest", "--shard", "1/3", *SMALL)
     whole = run("merge", some, tmp_path / "rest" / "part-00001-of-00003.safetensors", "--json")
     assert json.loads(whole.out)["missing_shards"] is None
@@ -252,7 +252,7 @@ def test_the_slurm_script_submits_an_array_and_its_merge(texts: Path, tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "job" / "page.html").exists()
-    assert attemper.load_scan(tmp_path / "job" / "whole.safetensors").shards == ("0/3", "1/3", "2/3")
+    assert attemper.open(tmp_path / "job" / "whole.safetensors").shards == ("0/3", "1/3", "2/3")
 
 
 def test_compare_takes_merged_readings(run: Run, texts: Path, tmp_path: Path):

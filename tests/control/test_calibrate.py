@@ -14,11 +14,12 @@ import transformers as tf
 from torch import Tensor, nn
 
 import attemper
-from attemper import Calibration, InputError, calibrate
+from attemper import InputError, calibrate
 from attemper.cli.arguments import TEXT
 from attemper.control.calibrate import by_gradient, by_grid, paired_interval
 from attemper.lab import model as lab
 from attemper.lab.corpus import drawn_windows, standard_library
+from attemper.types import Calibration
 from tests.control.models import BUILD, built
 from tests.monitor.tiny_models import GROUPED, TINY, from_config, inputs, require_registry
 

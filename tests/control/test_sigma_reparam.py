@@ -12,9 +12,10 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper import InputError, SigmaReparam, sigma_reparam_
+from attemper import InputError, sigma_reparam_
 from attemper.control.query_key_weights import LinearWeight, linear_weights
 from attemper.control.sigma_reparam import SpectralScale
+from attemper.types import SigmaReparam
 from tests.control.models import BUILD, built
 from tests.monitor.tiny_models import TINY
 

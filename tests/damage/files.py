@@ -92,18 +92,18 @@ def _use(*_: object) -> None:
 
 
 def read_reading(path: Path) -> None:
-    scan = attemper.load_scan(path)
+    scan = attemper.open(path)
     _use(str(scan), scan.to_json(), str(attemper.compare(scan, scan)), scan.to_html(path.with_suffix(".html")))
     merge_files([path])
 
 
 def read_scan_json(path: Path) -> None:
-    scan = attemper.load_scan(path)
+    scan = attemper.open(path)
     _use(str(scan), scan.to_json(), str(attemper.compare(scan, scan)), scan.to_html(path.with_suffix(".html")))
 
 
 def read_fingerprint(path: Path) -> None:
-    found = attemper.load_fingerprint(path)
+    found = attemper.open(path)
     _use(str(found), str(attemper.explain(found, found)))
 
 
@@ -150,7 +150,7 @@ def read_run(path: Path) -> None:
         _use(server.page(), server.look())
     finally:
         server.server_close()
-    with attemper.open_run(path.parent) as opened:
+    with attemper.open(path.parent) as opened:
         table(overview(opened), 120)
         opened.to_html(path.parent / "page.html")
         for name in opened.statistics:

@@ -85,7 +85,7 @@ def test_most_damage_is_refused(tmp_path: Path):
         path, draw = scan_json(tmp_path), random.Random(seed)
         mutate(path, draw)
         try:
-            attemper.load_scan(path)
+            attemper.open(path)
         except InputError:
             return True
         return False

@@ -93,7 +93,7 @@ def check_merged(results: list[dict[str, Any]], case: str) -> None:
 
 def check_history(folder: Path, case: str, fragments: int) -> None:
     """The stored history, joined of so many fragments, is that of one process: float32 in the file."""
-    merged, alone = attemper.open_run(folder / case), attemper.open_run(folder / f"{case} alone")
+    merged, alone = attemper.open(folder / case), attemper.open(folder / f"{case} alone")
     assert len(list((folder / case).glob("fragment-*.sqlite"))) == fragments
     assert sorted(site.name for site in merged.sites) == sorted(site.name for site in alone.sites)
     for statistic in alone.statistics:
@@ -195,7 +195,7 @@ def test_a_run_that_goes_on_is_sampled_on_all_ranks_where_it_would_have_been(
     of_two: list[dict[str, Any]], folder: Path
 ) -> None:
     assert of(of_two, "resumed") == [{"sampled": 2, "failures": 0}] * 2  # its first step is measured and not kept
-    with attemper.open_run(folder / "resumed") as run:
+    with attemper.open(folder / "resumed") as run:
         assert run.steps.tolist() == [10, 15, 20]
 
 
@@ -221,7 +221,7 @@ def test_a_callback_goes_on_alone_where_ranks_hold_other_models(of_two: list[dic
 @SLOW
 def test_a_rank_that_dies_leaves_the_file_of_the_others_readable(folder: Path) -> None:
     launched(folder, 2, "dies", killed=1)
-    with attemper.open_run(folder / "died") as run:
+    with attemper.open(folder / "died") as run:
         assert run.steps.tolist() == SAMPLED
         assert run.history("rows", "layers.0", 0).values.tolist() == [80.0] * 3
 

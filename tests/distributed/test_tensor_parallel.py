@@ -100,7 +100,7 @@ def test_a_stored_run_of_two_ranks_shows_each_site_once_with_all_its_heads(
     assert [one["stored"]["heads"] for one in found] == [[0, 1, 0, 1], [2, 3, 2, 3]]
     for one, heads in zip(found, ((0, 1), (2, 3)), strict=True):
         assert one["stored"]["alarms"] == [[name, head] for name in SITES for head in heads]
-    stored = attemper.open_run(folder / "run")
+    stored = attemper.open(folder / "run")
     assert [(site.name, site.heads, site.first_head) for site in stored.sites] == [(name, 4, 0) for name in SITES]
     assert len(list((folder / "run").glob("fragment-*.sqlite"))) == 2
     entropies = stored.history("entropy").values

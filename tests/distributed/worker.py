@@ -82,7 +82,7 @@ def fsdp(module: Any) -> nn.Module:
     return fully_shard(module, mesh=mesh)
 
 
-def reading(watch: attemper.Watch) -> dict[str, Any]:
+def reading(watch: attemper.types.Watch) -> dict[str, Any]:
     assert watch.failures == 0
     found = watch.table().to_dict()
     return {name: found[name] for name in ("model", "tokens", "sites", "skipped")}

@@ -57,6 +57,6 @@ def test_the_five_lines_of_the_readme(names: dict[str, Any], tmp_path: Path, mon
     assert len([line for line in code.splitlines() if line]) == 5
     model = names["model"]
     exec(compile(code, "README.md", "exec"), names | {"train_step": lambda batch: model(**batch).loss.backward()})
-    with attemper.open_run(tmp_path / "runs" / "a") as run:
+    with attemper.open(tmp_path / "runs" / "a") as run:
         assert len(run) > 0
     assert (ROOT / "docs" / "pictures" / "collapse.gif").stat().st_size < 1_000_000

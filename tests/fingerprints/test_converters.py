@@ -13,6 +13,7 @@ import torch
 import attemper
 from attemper.errors import InputError
 from attemper.report.explanation import explanation_page
+from attemper.types import Explanation
 from tests.support.engine_converters import (
     initialised,
     permuted_features,
@@ -30,7 +31,7 @@ from tests.support.engine_patches import noise
 Change = Callable[[Tiny], AbstractContextManager[Any]]
 
 
-def both_ways(name: str, precision: str, change: Change) -> tuple[attemper.Explanation, attemper.Explanation]:
+def both_ways(name: str, precision: str, change: Change) -> tuple[Explanation, Explanation]:
     """What is said of a changed model beside its clean twin, and of the twin beside the changed model."""
     model = tiny(name, dtype=PRECISIONS[precision])
     a = clean(name, False)
@@ -233,7 +234,7 @@ def masked(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     return attemper.fingerprint(tiny(name).model, [{"input_ids": ids, "attention_mask": mask}])
 
 
-def explained(a: attemper.Fingerprint, b: attemper.Fingerprint, kind: str, words: str) -> None:
+def explained(a: attemper.types.Fingerprint, b: attemper.types.Fingerprint, kind: str, words: str) -> None:
     """Both ways round: a kind at the first site, no number, and words."""
     for one, two, run in ((a, b, "b"), (b, a, "a")):
         found = attemper.explain(one, two)
@@ -335,7 +336,7 @@ def test_what_is_added_by_distance_hides_no_key():
     assert (steep[1].sites[0].counts["visible_keys"] == steep[0].sites[0].counts["visible_keys"]).all()
 
 
-def added(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> attemper.Fingerprint:
+def added(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> attemper.types.Fingerprint:
     """A fingerprint with numbers added to the scores of earlier keys."""
     ids = batch_of(name, False)["input_ids"]
     places = torch.arange(ids.shape[1])

@@ -12,6 +12,7 @@ import torch
 import attemper
 from attemper.fingerprints.file import LATER
 from attemper.fingerprints.taking.grids import grid_of
+from attemper.types import Fingerprint
 from tests.support.engine_patches import grid
 from tests.support.equal_models import (
     ARCHITECTURES,
@@ -26,13 +27,13 @@ from tests.support.equal_models import (
 
 
 @lru_cache(maxsize=4)
-def base(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> attemper.Fingerprint:
+def base(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Fingerprint:
     """The fingerprint of a model in its own weights."""
     model = whole(name, seed, dtype)
     return attemper.fingerprint(model.model, [model.batch])
 
 
-def other(name: str, change: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> attemper.Fingerprint | None:
+def other(name: str, change: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Fingerprint | None:
     """The fingerprint of the same function in other weights."""
     model = transformed(name, CHANGES[change][0], seed, dtype)
     return None if model is None else attemper.fingerprint(model.model, [model.batch])
@@ -257,7 +258,7 @@ def test_an_output_projection_that_does_not_follow_its_heads_is_a_fault():
     assert (found.kind, found.site) == ("head_order", "model.layers.1.self_attn")
 
 
-def old(found: attemper.Fingerprint) -> attemper.Fingerprint:
+def old(found: Fingerprint) -> Fingerprint:
     """As files of before version 3 keep it."""
     sites = [replace(site, **{name: getattr(site, name) * np.nan for name in LATER}) for site in found.sites]
     return replace(found, sites=tuple(sites), output=None)

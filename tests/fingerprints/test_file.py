@@ -17,6 +17,7 @@ import attemper
 from attemper.errors import InputError
 from attemper.fingerprints.encoding import pack, round_rows, unpack
 from attemper.fingerprints.file import LATER
+from attemper.fingerprints.fingerprint import load_fingerprint
 from attemper.fingerprints.record import COUNTS, STATISTICS, chosen_rows, chosen_sequences, keys_of_row, projection
 from tests.support.engine_models import tiny, tokens
 from tests.support.engine_patches import biased
@@ -28,13 +29,13 @@ SITE_ARRAYS = (
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
-def found(request: pytest.FixtureRequest) -> attemper.Fingerprint:
+def found(request: pytest.FixtureRequest) -> attemper.types.Fingerprint:
     model = tiny("llama", layers=2, dtype=getattr(torch, request.param)).model
     return attemper.fingerprint(model, [tokens()])
 
 
-def test_what_is_saved_comes_back_bit_for_bit(found: attemper.Fingerprint, tmp_path: Path):
-    back = attemper.load_fingerprint(found.save(tmp_path / "a.safetensors"))
+def test_what_is_saved_comes_back_bit_for_bit(found: attemper.types.Fingerprint, tmp_path: Path):
+    back = attemper.open(found.save(tmp_path / "a.safetensors"))
     assert (back.model, back.tokens, back.lengths) == (found.model, found.tokens, found.lengths)
     for one, other in zip(found.sites, back.sites, strict=True):
         for name in (*SITE_ARRAYS, "query", "key"):
@@ -58,7 +59,7 @@ def test_what_is_saved_comes_back_bit_for_bit(found: attemper.Fingerprint, tmp_p
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_a_softcap_and_a_sink_come_back_bit_for_bit(name: str, tmp_path: Path):
     whole = attemper.fingerprint(tiny(name, layers=2, dtype=torch.bfloat16).model, [tokens()])
-    back = attemper.load_fingerprint(whole.save(tmp_path / "a.safetensors"))
+    back = attemper.open(whole.save(tmp_path / "a.safetensors"))
     assert attemper.explain(whole, back).kind == "none"
     for one, other in zip(whole.sites, back.sites, strict=True):
         for part in ("lse", "kept_mass"):
@@ -69,7 +70,7 @@ def test_numbers_that_are_added_to_scores_come_back_bit_for_bit(tmp_path: Path):
     model = tiny("llama", layers=2)
     with biased(model, [1], lambda n: -0.1 * (torch.arange(n)[:, None] - torch.arange(n)).abs()[None]):
         whole = attemper.fingerprint(model.model, [tokens()])
-    back = attemper.load_fingerprint(whole.save(tmp_path / "a.safetensors"))
+    back = attemper.open(whole.save(tmp_path / "a.safetensors"))
     np.testing.assert_array_equal(whole.sites[1].final, back.sites[1].final)
     found = attemper.explain(attemper.fingerprint(model.model, [tokens()]), back)
     assert (found.kind, found.site) == ("distance_bias", whole.sites[1].name)
@@ -91,7 +92,7 @@ def size_of_heads(path: Path) -> int:
 def test_thinned_heads_come_back(tmp_path: Path):
     model = tiny("llama", layers=2).model
     path = attemper.fingerprint(model, [tokens()], heads=[3]).save(tmp_path / "thin.safetensors")
-    back = attemper.load_fingerprint(path)
+    back = attemper.open(path)
     assert [site.kept_heads for site in back.sites] == [(2, 3), (2, 3)]
     whole = attemper.fingerprint(model, [tokens()])
     sizes = [size_of_heads(one) for one in (path, whole.save(tmp_path / "all"))]
@@ -101,10 +102,10 @@ def test_thinned_heads_come_back(tmp_path: Path):
     header["sites"][0]["kept_heads"] = [0, 9]
     (tmp_path / "other").write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
     with pytest.raises(InputError, match=re.escape("kept heads of site 0 are [0, 9], it has 4")):
-        attemper.load_fingerprint(tmp_path / "other")
+        attemper.open(tmp_path / "other")
 
 
-def of_version_1(found: attemper.Fingerprint, path: Path, bits: int) -> Path:
+def of_version_1(found: attemper.types.Fingerprint, path: Path, bits: int) -> Path:
     """The file as the first version wrote it: vectors of 16 bits where the run had them, everything else as it is."""
     arrays: dict[str, np.ndarray] = {}
     for number, site in enumerate(found.sites):
@@ -129,7 +130,7 @@ def test_files_of_the_first_version_are_read(dtype: str, bits: int, tmp_path: Pa
     found = attemper.fingerprint(tiny("llama", layers=2, dtype=getattr(torch, dtype)).model, [tokens()])
     path = of_version_1(found, tmp_path / "old.safetensors", bits)
     assert size_of_heads(path) > 1.4 * size_of_heads(found.save(tmp_path / "new.safetensors"))
-    old = attemper.load_fingerprint(path)
+    old = attemper.open(path)
     assert attemper.explain(found, old).kind == "none"
     assert old.output is None
     assert all(np.isnan(getattr(site, name)).all() for site in old.sites for name in LATER)
@@ -137,25 +138,25 @@ def test_files_of_the_first_version_are_read(dtype: str, bits: int, tmp_path: Pa
     arrays["1.final"] = arrays["1.final"][:1]
     path.write_bytes(save(arrays, metadata={"attemper": json.dumps(header)}))
     with pytest.raises(InputError, match=re.escape("final of site 1 is [1, 32, 16], expected [4, 32, 16]")):
-        attemper.load_fingerprint(path)
+        attemper.open(path)
 
 
-def test_files_of_the_second_version_are_read(found: attemper.Fingerprint, tmp_path: Path):
+def test_files_of_the_second_version_are_read(found: attemper.types.Fingerprint, tmp_path: Path):
     header, arrays = read(found.save(tmp_path / "a.safetensors"))
     del header["output"]
     kept = {name: part for name, part in arrays.items() if not {*name.split(".")} & {*LATER, "output"} - {"0", "1"}}
     kept |= {name: part for name, part in arrays.items() if re.match(r"\d+\.output", name)}
     (tmp_path / "b").write_bytes(save(kept, metadata={"attemper": json.dumps(header | {"version": 2})}))
-    old = attemper.load_fingerprint(tmp_path / "b")
+    old = attemper.open(tmp_path / "b")
     assert old.output is None
     assert all(np.isnan(getattr(site, name)).all() for site in old.sites for name in LATER)
     assert attemper.explain(found, old).kind == "none"
     (tmp_path / "b").write_bytes(save(kept, metadata={"attemper": json.dumps(header | {"output": None})}))
     with pytest.raises(InputError, match=r"its header does not fit its numbers \('0\.attended'\)"):
-        attemper.load_fingerprint(tmp_path / "b")
+        attemper.open(tmp_path / "b")
 
 
-def test_vectors_of_low_precision_take_two_bytes(found: attemper.Fingerprint, tmp_path: Path):
+def test_vectors_of_low_precision_take_two_bytes(found: attemper.types.Fingerprint, tmp_path: Path):
     _, arrays = read(found.save(tmp_path / "a.safetensors"))
     kind = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}[found.sites[0].dtype]
     assert arrays["0.query"].dtype == kind
@@ -214,8 +215,8 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path):
     good = attemper.fingerprint(tiny("llama", layers=2).model, [tokens()]).save(tmp_path / "good.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(good.read_bytes()[:-1000])
-    with pytest.raises(InputError, match=r"cut\.safetensors is cut off or no fingerprint"):
-        attemper.load_fingerprint(cut)
+    with pytest.raises(InputError, match=r"cut\.safetensors is cut off, or nothing that attemper wrote"):
+        attemper.open(cut)
     header, arrays = read(good)
 
     def written(name: str, **changes: object) -> Path:
@@ -224,19 +225,19 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path):
         return path
 
     with pytest.raises(InputError, match=r"version 4 of the format; this attemper reads version 3"):
-        attemper.load_fingerprint(written("newer", version=4))
+        attemper.open(written("newer", version=4))
     with pytest.raises(InputError, match="no fingerprint: `attemper fingerprint` writes one"):
-        attemper.load_fingerprint(written("other", format="attemper-reading"))
+        load_fingerprint(written("other", format="attemper-reading"))
     many = [site | {"heads": 10**12, "kv_heads": 10**12} for site in header["sites"]]
     with pytest.raises(InputError, match=r"is damaged: .*query holds 4 heads, expected 1000000000000"):
-        attemper.load_fingerprint(written("many", sites=many))
+        attemper.open(written("many", sites=many))
     arrays["0.raw"] = arrays["0.raw"][:, :3]
     with pytest.raises(
         InputError, match=re.escape("is damaged: its header does not fit its numbers (0.raw is [4, 3, 16]")
     ):
-        attemper.load_fingerprint(written("damaged"))
-    with pytest.raises(InputError, match=r"gone\.safetensors cannot be read"):
-        attemper.load_fingerprint(tmp_path / "gone.safetensors")
+        attemper.open(written("damaged"))
+    with pytest.raises(InputError, match=r"there is nothing at .*gone\.safetensors"):
+        attemper.open(tmp_path / "gone.safetensors")
 
 
 def test_rows_follow_from_lengths_alone():

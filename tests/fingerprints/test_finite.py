@@ -127,7 +127,7 @@ def test_infinite_numbers_survive_16_bits_and_the_file(tmp_path: Path):
     np.testing.assert_array_equal(round_rows(rows), rows)
     a = attemper.fingerprint(tiny("llama", dtype=torch.bfloat16).model, [tokens()])
     b = _with("llama", f"{LLAMA}.v_proj.weight", INF, torch.bfloat16)
-    loaded = attemper.load_fingerprint(b.save(tmp_path / "b.safetensors"))
+    loaded = attemper.open(b.save(tmp_path / "b.safetensors"))
     assert attemper.explain(a, loaded) == attemper.explain(a, b)
     assert attemper.explain(a, b).kind == "values"
 

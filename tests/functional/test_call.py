@@ -19,7 +19,7 @@ from tests.support.calls import attended
 Q, KV = torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 5, 8)
 
 
-def attend(**changes: Any) -> attemper.AttentionOutput:
+def attend(**changes: Any) -> attemper.types.AttentionOutput:
     arguments: dict[str, Any] = {"query": Q, "key": KV, "value": KV} | changes
     return attemper.attention(**arguments)
 
@@ -309,7 +309,7 @@ NESTED = {
 TAKE_TENSORS = {
     "attention": lambda x: attemper.attention(x, x, x),
     "attention_statistics": lambda x: attemper.attention_statistics(x, x),
-    "dense_weights": lambda x: attemper.dense_weights(x, x),
+    "dense_weights": lambda x: attemper.functional.dense_weights(x, x),
     "varlen_attention": lambda x: attemper.varlen_attention(x, x, x, torch.tensor([0, 1]), torch.tensor([0, 1])),
     "tap": lambda x: attemper.tap(x, x, name="site"),
     "attention(attn_mask": lambda x: attemper.attention(Q, KV, KV, x),
@@ -344,7 +344,7 @@ def test_tensors_of_several_types_are_taken_under_autocast_as_sdpa_takes_them(na
         found = attemper.attention(q, k, v, backend=backend).output
         wanted = F.scaled_dot_product_attention(q, k, v)
         stats = attemper.attention_statistics(q, k, backend=backend)
-        weights = attemper.dense_weights(q, k)
+        weights = attemper.functional.dense_weights(q, k)
     assert found.dtype == wanted.dtype == torch.bfloat16
     q_inside, k_inside, v_inside = [part.detach().bfloat16() for part in tensors]
     same = attemper.attention(q_inside, k_inside, v_inside, backend=backend).output

@@ -18,7 +18,7 @@ def test_dense_weights_reproduce_output_and_statistics(case: cases.Case):
     )
     output, stats = attemper.attention(**call, stats=names, backend="blocked")
     assert stats is not None
-    weights = attemper.dense_weights(**call)
+    weights = attemper.functional.dense_weights(**call)
     assert weights.shape == (case.batch, case.heads, case.rows, case.keys)
     assert weights.dtype == case.dtype
     # A weight is rounded to its type: 2^-9 relative in bfloat16, and as much again in what is made of it.
@@ -45,19 +45,21 @@ def test_dense_weights_reproduce_output_and_statistics(case: cases.Case):
 
 def test_dense_weights_are_before_dropout_and_take_no_part_in_what_is_reported():
     query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
-    plain = attemper.dense_weights(query, key)
-    assert torch.equal(attemper.dense_weights(query, key, dropout_p=0.5, stats="all", backend="blocked"), plain)
+    plain = attemper.functional.dense_weights(query, key)
+    assert torch.equal(
+        attemper.functional.dense_weights(query, key, dropout_p=0.5, stats="all", backend="blocked"), plain
+    )
     torch.testing.assert_close(plain, torch.softmax(query @ key.mT / 2, -1))
 
 
 def test_dense_weights_are_differentiable():
     query, key = (torch.randn(1, 1, n, 2, dtype=torch.float64, requires_grad=True) for n in (2, 3))
-    assert torch.autograd.gradcheck(lambda q, k: attemper.dense_weights(q, k, is_causal=True), (query, key))
+    assert torch.autograd.gradcheck(lambda q, k: attemper.functional.dense_weights(q, k, is_causal=True), (query, key))
 
 
 @pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15"])
 def test_equal_keys_share_the_weight_to_the_last_digit(normalizer: str):
     for keys in (3, 7, 41):
         query, key = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.ones(1, 1, keys, 2, dtype=torch.float64)
-        weights = attemper.dense_weights(query, key, normalizer=normalizer)
+        weights = attemper.functional.dense_weights(query, key, normalizer=normalizer)
         torch.testing.assert_close(weights, torch.full_like(weights, 1 / keys), rtol=4 * 2.0**-52, atol=0)

@@ -9,12 +9,13 @@ from torch import Tensor
 import attemper
 from attemper import InputError
 from attemper import functional as F
+from attemper.types import AttentionStats
 from tests.support.calls import skip_without
 
 B, H, Q, K, D = 2, 3, 5, 7, 4
 
 
-def measured(backend: str, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], attemper.AttentionStats, Tensor]:
+def measured(backend: str, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], AttentionStats, Tensor]:
     """Leaves, statistics, and dense weights from the same leaves; query 2 of batch 1 sees nothing."""
     skip_without(backend, dtype)
     leaves = [torch.randn(B, H, n, D, dtype=dtype, requires_grad=True) for n in (Q, K, K)]

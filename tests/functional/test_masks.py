@@ -61,7 +61,7 @@ def test_a_causal_bias_gives_the_output_and_statistics_of_its_triangle(
     assert torch.equal(stats.visible_keys, seen.sum(-1).expand(2, 3, -1))
     alone = attemper.attention_statistics(q, k, bias, backend=backend)
     torch.testing.assert_close(alone.entropy, stats.entropy)
-    torch.testing.assert_close(attemper.dense_weights(q, k, attn_mask=bias) > 0, seen.expand(2, 3, -1, -1))
+    torch.testing.assert_close(attemper.functional.dense_weights(q, k, attn_mask=bias) > 0, seen.expand(2, 3, -1, -1))
 
 
 @both
@@ -103,7 +103,7 @@ def test_beside_is_causal_it_is_refused_as_by_sdpa(alignment: str):
     for call in (
         lambda: attemper.attention(q, k, v, bias, is_causal=True),
         lambda: attemper.attention_statistics(q, k, bias, is_causal=True),
-        lambda: attemper.dense_weights(q, k, attn_mask=bias, is_causal=True),
+        lambda: attemper.functional.dense_weights(q, k, attn_mask=bias, is_causal=True),
         lambda: attemper.tap(q, k, bias, is_causal=True, name="site"),
     ):
         with pytest.raises(
@@ -125,7 +125,7 @@ def test_another_subclass_is_refused_by_name(kind: Any):
     for call in (
         lambda: attemper.attention(q, k, v, mask),
         lambda: attemper.attention_statistics(q, k, mask),
-        lambda: attemper.dense_weights(q, k, attn_mask=mask),
+        lambda: attemper.functional.dense_weights(q, k, attn_mask=mask),
         lambda: attemper.tap(q, k, mask, name="site"),
     ):
         with pytest.raises(InputError, match=rf"attn_mask=\.\.\.\) is a {kind.__name__}, a subclass of Tensor"):

@@ -18,7 +18,7 @@ NAMES = ONE_PASS + ("entropy_with_sink", "support_size")
 
 def split(
     cuts: list[int], query: Tensor, key: Tensor, value: Tensor, mask: Tensor, backend: str, **options: Any
-) -> attemper.AttentionOutput:
+) -> attemper.types.AttentionOutput:
     """Attention part by part over the keys, joined from the left."""
     edges = [0, *cuts, key.shape[2]]
     parts = [

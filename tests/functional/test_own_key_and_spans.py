@@ -33,7 +33,7 @@ def _only_where_they_are(request: pytest.FixtureRequest) -> None:
 
 def shares(query: Tensor, key: Tensor, own: Tensor, marks: Tensor = MARKS, **options: Any) -> tuple[Tensor, Tensor]:
     """Both by their definition from dense weights, renormalised."""
-    weights = attemper.dense_weights(query.double(), key.double(), **options)
+    weights = attemper.functional.dense_weights(query.double(), key.double(), **options)
     p = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
     return (p * own).sum(-1), (p * marks[..., None, None, :]).sum(-1)
 

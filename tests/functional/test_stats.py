@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper import AttentionStats, InputError
+from attemper import InputError
 from attemper.call.result import BUCKETS, HISTOGRAM_BINS, CallFacts
 from attemper.statistics import NAMES, ONE_PASS, Column, state_columns
+from attemper.types import AttentionStats
 from tests.support.calls import DTYPES, had, skip_without
 
 B, H, Q, K = 2, 3, 12, 12
@@ -252,7 +253,7 @@ MERGE_MISTAKES = {
 }
 
 
-def part(stats: Any = "all", rows: int = 4, **options: Any) -> attemper.AttentionOutput:
+def part(stats: Any = "all", rows: int = 4, **options: Any) -> attemper.types.AttentionOutput:
     query, key = torch.randn(1, 2, rows, 4), torch.randn(1, 2, 5, 4)
     return attemper.attention(query, key, key, stats=stats, **options)
 

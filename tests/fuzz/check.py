@@ -78,7 +78,7 @@ def _results(made: Draw, passed: dict[str, Tensor]) -> dict[str, Tensor]:
     tensors: list[Any] = [passed[name] for name in ("query", "key", "value") if name in passed]
     with around:
         if made.function == "dense_weights":
-            return {"output": attemper.dense_weights(*tensors, **options)}
+            return {"output": attemper.functional.dense_weights(*tensors, **options)}
         if made.function == "attention_statistics":
             return _by_name(attemper.attention_statistics(*tensors, stats=made.stats, **options))
         if made.function == "attention":

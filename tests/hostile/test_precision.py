@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper import AttentionStats
 from attemper import functional as F
 from attemper.call.result import CallFacts
 from attemper.statistics import state_columns
+from attemper.types import AttentionStats
 from tests.support import oracle
 from tests.support.calls import attended, skip_without
 

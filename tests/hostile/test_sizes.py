@@ -81,7 +81,7 @@ def heads_without_numbers(header: dict[str, Any], arrays: dict[str, np.ndarray])
 def test_a_reading_that_claims_more_than_it_holds_is_refused(change: Any, reading: Path):
     path = rewritten(reading, change)
     with bounded(), pytest.raises(InputError, match="is damaged"):
-        attemper.load_scan(path).to_json()
+        attemper.open(path).to_json()
     with bounded(), pytest.raises(InputError, match="is damaged"):
         merge_files([path])
 
@@ -116,14 +116,14 @@ def test_a_run_that_claims_more_than_it_holds_takes_no_memory(many: int, stateme
     with closing(sqlite3.connect(tmp_path / "a" / "fragment-0.sqlite")) as connection:
         connection.execute(statement)
         connection.commit()
-    with bounded(), suppress(InputError), attemper.open_run(tmp_path / "a") as run:
+    with bounded(), suppress(InputError), attemper.open(tmp_path / "a") as run:
         overview(run)
 
 
 def test_a_run_of_many_heads_is_read_in_small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept = written(tmp_path / "a", samples(200))
     monkeypatch.setattr("attemper.store.series.NUMBERS", 64)
-    with attemper.open_run(tmp_path / "a") as run:
+    with attemper.open(tmp_path / "a") as run:
         found = list(run.ranks.samples(run.ranks.moments, set(run.statistics)))
     assert [one.step for one in found] == [one.step for one in kept]
     assert all(np.array_equal(one.values, two.values) for one, two in zip(found, found, strict=True))
@@ -148,4 +148,4 @@ def test_a_fingerprint_that_claims_more_than_it_holds_is_refused(change: str, tm
 
     rewritten(path, grow)
     with bounded(), pytest.raises(InputError, match="is damaged"):
-        attemper.load_fingerprint(path)
+        attemper.open(path)

@@ -336,7 +336,7 @@ def test_calibrate_folds_what_the_model_came_with(run: Run, folder: Path, tmp_pa
     assert ended.code == 0, ended.err
     assert "its temperatures are folded in too" in ended.err
     assert not (tmp_path / "folded" / "attemper.json").exists()
-    found = attemper.Calibration.load(tmp_path)
+    found = attemper.types.Calibration.load(tmp_path)
     ids = torch.arange(20)[None] + 100
     plain = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "folded").eval()
     own = attemper.load(folder)

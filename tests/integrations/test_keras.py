@@ -97,7 +97,7 @@ def test_outputs_losses_and_gradients_are_those_of_our_own_layer(found: dict[str
         each.unflatten(-1, (case.HEADS, -1)).transpose(1, 2)
         for each in (layer.q_proj(given["x"]), layer.k_proj(given["context"]))
     )
-    close(found["weights"], attemper.dense_weights(q, k, attn_mask=mask, temperature=case.TEMPERATURE))
+    close(found["weights"], attemper.functional.dense_weights(q, k, attn_mask=mask, temperature=case.TEMPERATURE))
 
 
 def test_hostile_rows_are_finite_and_right(found: dict[str, Any]):

@@ -173,7 +173,7 @@ def accelerated(folder: Path, model: Any) -> None:
 
 def numbers(folder: Path, **options: Any) -> Iterator[tuple[str, Any]]:
     """Every statistic of every head over all steps."""
-    with attemper.open_run(folder) as run:
+    with attemper.open(folder) as run:
         for name in run.statistics:
             yield name, run.history(name, **options).values
 
@@ -191,7 +191,7 @@ def test_trainers_and_loops_store_equal_numbers_of_equal_training(tmp_path: Path
     for folder in ("trainer/attemper", "lightning/attemper", "accelerate"):
         assert_equal(tmp_path / folder, tmp_path / "plain")
     steps = {
-        name: attemper.open_run(tmp_path / name).steps.tolist()
+        name: attemper.open(tmp_path / name).steps.tolist()
         for name in ("plain", "trainer/attemper", "lightning/attemper")
     }
     assert steps == {
@@ -248,12 +248,12 @@ def test_a_trainer_that_was_killed_and_resumed_stores_the_history_of_one_that_wa
         child.start()
         child.join(120)
         assert child.exitcode == -signal.SIGKILL
-    before = attemper.open_run(tmp_path / "killed" / "attemper").steps.tolist()
+    before = attemper.open(tmp_path / "killed" / "attemper").steps.tolist()
     assert before == [1, 3, 5, 7][: len(before)]
     assert len(before) >= 3  # the last may still have been in the queue
     torch.manual_seed(5)
     trainer(tmp_path / "killed", tiny(), AttemperCallback(**WATCHED), **SAVED).train(resume_from_checkpoint=True)
-    whole, resumed = (attemper.open_run(tmp_path / name / "attemper") for name in ("whole", "killed"))
+    whole, resumed = (attemper.open(tmp_path / name / "attemper") for name in ("whole", "killed"))
     assert resumed.steps.tolist() == whole.steps.tolist() == [1, 3, 5, 7, 9, 11]
     assert (len(whole.segments), len(resumed.segments)) == (1, 2)
     assert_equal(tmp_path / "killed" / "attemper", tmp_path / "whole" / "attemper")
@@ -272,17 +272,17 @@ def test_a_lightning_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path)
     saving = L.callbacks.ModelCheckpoint(tmp_path / "saved", every_n_epochs=1, save_top_k=-1)
     run(tmp_path, saving, enable_checkpointing=True, max_steps=9)
     stored = tmp_path / "lightning_logs" / "version_0" / "attemper"
-    assert attemper.open_run(stored).steps.tolist() == [0, 2, 4, 6, 8]
+    assert attemper.open(stored).steps.tolist() == [0, 2, 4, 6, 8]
     run(tmp_path, checkpoint=tmp_path / "saved" / "epoch=0-step=6.ckpt")
     assert not (tmp_path / "lightning_logs" / "version_1" / "attemper").exists()
-    assert attemper.open_run(stored).steps.tolist() == [0, 2, 4, 6, 8, 10]
+    assert attemper.open(stored).steps.tolist() == [0, 2, 4, 6, 8, 10]
     assert_equal(stored, tmp_path / "whole" / "lightning_logs" / "version_0" / "attemper")
 
 
 def test_training_from_the_beginning_in_the_same_folder_replaces_the_history(tmp_path: Path):
     for steps in (12, 6):
         trainer(tmp_path, tiny(), AttemperCallback(**WATCHED), max_steps=steps).train()
-    run = attemper.open_run(tmp_path / "attemper")
+    run = attemper.open(tmp_path / "attemper")
     assert run.steps.tolist() == [1, 3, 5]
     assert len(run.segments) == 2
 
@@ -301,7 +301,7 @@ def test_evaluation_is_stored_on_request_and_changes_nothing_of_training(tmp_pat
         assert callback.watch is not None
         assert {site.mode for site in callback.last.sites} == {"train"}
         assert callback.watch.failures == 0
-    run, without = (attemper.open_run(tmp_path / name / "attemper") for name in ("True", "False"))
+    run, without = (attemper.open(tmp_path / name / "attemper") for name in ("True", "False"))
     assert {site.mode for site in without.sites} == {"train"}
     for name in without.statistics:
         steps, values = known(run, name, "train")
@@ -332,7 +332,7 @@ def test_where_the_history_goes_can_be_said_and_none_is_memory(tmp_path: Path):
         tiny(),
         AttemperCallback(**WATCHED, store=attemper.Store(tmp_path / "there", tags=("lr 0.5",))),
     ).train()
-    assert attemper.open_run(tmp_path / "there").tags == ("lr 0.5",)
+    assert attemper.open(tmp_path / "there").tags == ("lr 0.5",)
     assert not (tmp_path / "named" / "attemper").exists()
 
 
@@ -360,7 +360,7 @@ class Told:
         one.optimizer, one.lr_scheduler = optimizer, rates
         one.train()
         self.console = [record.getMessage() for record in caplog.records if record.name == "attemper"]
-        self.alarms = attemper.open_run(folder / "attemper").alarms()
+        self.alarms = attemper.open(folder / "attemper").alarms()
 
 
 def test_a_new_user_is_told_of_a_collapse_with_step_and_speed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -406,6 +406,6 @@ def test_a_large_model_sends_layers_to_tensorboard_and_every_head_to_the_store(
     assert not any("/head" in name for name in names)
     (picture,) = board.Images("train/attention/map/max_logit")
     assert (picture.width, picture.height) == (512, 512)
-    run = attemper.open_run(tmp_path / "attemper")
+    run = attemper.open(tmp_path / "attemper")
     assert run.history("max_logit").values.shape == (3, 32, 32)
     assert not np.isnan(run.history("entropy").values).any()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attemper import AttentionStats
+from attemper.types import AttentionStats
 from tests.support import calls
 
 BACKENDS = ("reference", "blocked")

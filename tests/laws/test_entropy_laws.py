@@ -181,7 +181,7 @@ def test_cold_rows_have_the_entropy_of_their_ties_and_hot_rows_that_of_all_keys(
 def test_the_entropy_of_a_mean_of_rows_is_at_least_the_mean_entropy(backend: str, scores: Tensor):
     # Mutual information of query and key, rows of equal weight; the same inequality for heads.
     stats = measured(scores, backend)
-    weights = attemper.dense_weights(
+    weights = attemper.functional.dense_weights(
         *(torch.zeros(1, 1, n, 1, dtype=torch.float64) for n in scores.shape),
         attn_mask=scores,
     )[0, 0]  # fmt: skip

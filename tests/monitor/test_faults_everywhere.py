@@ -228,6 +228,6 @@ def test_where_no_thread_can_start_training_goes_on_and_the_end_of_the_run_write
     assert second.flush(10)
     second.close()
     assert (first.written, second.written, first.dropped + second.dropped) == (1, 2, 0)
-    assert [len(attemper.open_run(tmp_path / name)) for name in "ab"] == [1, 2]
+    assert [len(attemper.open(tmp_path / name)) for name in "ab"] == [1, 2]
     assert len(caplog.records) == 2
     assert "can't start new thread. Training goes on" in caplog.records[0].message

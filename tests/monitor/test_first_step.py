@@ -24,7 +24,7 @@ def passes(model: nn.Module, many: int, tokens: int = 40) -> None:
             model(torch.randn(1, tokens, 32, generator=torch.Generator().manual_seed(number)))
 
 
-def rows(watch: attemper.Watch) -> list[tuple[int, float]]:
+def rows(watch: attemper.types.Watch) -> list[tuple[int, float]]:
     found = watch.history("rows", site="layers.0", head=0)
     return list(zip(found.steps.tolist(), found.values.tolist(), strict=True))
 
@@ -102,12 +102,12 @@ def test_passes_are_held_back_from_store_and_alarms_until_the_first_step(tmp_pat
     with attemper.watch(model, store=tmp_path / "run", limits={"logits": 1.0}, on_alarm=rung.append) as watch:
         passes(model, 3)
         assert {alarm.kind for alarm in watch.alarms()} >= {"logits"}, "the table judges what it shows"
-        assert len(attemper.open_run(tmp_path / "run")) == 0
+        assert len(attemper.open(tmp_path / "run")) == 0
         assert rung == []
         watch.step(7)
         assert {alarm.since for alarm in rung} == {7}
         assert rows(watch) == [(7, 120)]
-    assert {alarm.since for alarm in attemper.open_run(tmp_path / "run").alarms()} == {7}
+    assert {alarm.since for alarm in attemper.open(tmp_path / "run").alarms()} == {7}
 
 
 def test_an_alarm_begins_once_though_each_pass_was_looked_at() -> None:
@@ -130,7 +130,7 @@ def test_a_watch_that_is_never_stepped_keeps_the_passes_that_every_names(tmp_pat
         passes(model, many)
     assert rows(watch) == [(step, 40) for step in range(0, many, every)]
     assert watch.sampled == len(range(0, many, every))
-    assert attemper.open_run(tmp_path / "run").steps.tolist() == list(range(0, many, every))
+    assert attemper.open(tmp_path / "run").steps.tolist() == list(range(0, many, every))
     times = watch.run.ranks.moments[0]["time"]
     assert (times[1:] >= times[:-1]).all()
 
@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_holds_its_first_passes_back_as_well(tmp_path: Path, 
             for _ in range(4):
                 passes(model, many)
                 watch.step()
-    steps = attemper.open_run(tmp_path / "run").history("rows", site="layers.0", head=0)
+    steps = attemper.open(tmp_path / "run").history("rows", site="layers.0", head=0)
     one, two = (40 * many for many in passes_of)
     assert steps.steps.tolist() == [0, 2, 4, 6]
     assert steps.values.tolist() == [one, one, two, two]

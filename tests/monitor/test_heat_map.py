@@ -136,7 +136,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_public_names_are_these() -> None:
-    assert attemper.Pattern is Pattern
+    assert attemper.types.Pattern is Pattern
     assert attemper.pattern.__module__ == Pattern.__module__
 
 

@@ -54,7 +54,7 @@ class Stack(nn.Module):
 
 
 def train(
-    steps: range, watch: attemper.Watch, optimizer: torch.optim.Optimizer | None = None, numbered: bool = True
+    steps: range, watch: attemper.types.Watch, optimizer: torch.optim.Optimizer | None = None, numbered: bool = True
 ) -> Iterator[int]:
     """Trains the watched model by one batch a step; yields after each."""
     for step in steps:
@@ -68,7 +68,7 @@ def train(
         yield step
 
 
-def run(steps: range, numbered: bool = True, **options: Any) -> attemper.Watch:
+def run(steps: range, numbered: bool = True, **options: Any) -> attemper.types.Watch:
     model = Stack().train()
     with attemper.watch(model, **options) as watch:
         list(train(steps, watch, torch.optim.SGD(model.parameters(), lr=0.1), numbered))
@@ -101,7 +101,7 @@ def test_the_history_holds_what_the_table_showed_at_each_step(tmp_path: Path) ->
 def test_a_history_in_memory_is_that_of_a_store(tmp_path: Path) -> None:
     stored = run(range(300), every=2, store=tmp_path / "run")
     same(run(range(300), every=2).run, stored.run)
-    same(attemper.open_run(tmp_path / "run"), stored.run)
+    same(attemper.open(tmp_path / "run"), stored.run)
 
 
 def test_outputs_gradients_and_random_numbers_are_bit_identical_with_a_store(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_outputs_gradients_and_random_numbers_are_bit_identical_with_a_store(tmp
             for step in range(4):
                 output = model(torch.randn(2, 40, 32))
                 output.square().mean().backward()
-                if isinstance(watch, attemper.Watch):
+                if isinstance(watch, attemper.types.Watch):
                     watch.step(step)
         grads = [parameter.grad for parameter in model.parameters()]
         return [output, *(grad for grad in grads if grad is not None), torch.get_rng_state()]
@@ -205,9 +205,9 @@ def loop(folder: Path, begin: int = 0, killed: int = -1) -> int:
 def test_a_loop_that_was_killed_and_resumed_stores_the_history_of_one_that_was_not(tmp_path: Path) -> None:
     assert loop(tmp_path / "whole") == 0
     assert loop(tmp_path / "killed", killed=13) == -signal.SIGKILL
-    assert attemper.open_run(tmp_path / "killed").steps.tolist() == [0, 3, 6, 9, 12]
+    assert attemper.open(tmp_path / "killed").steps.tolist() == [0, 3, 6, 9, 12]
     assert loop(tmp_path / "killed", begin=10) == 0
-    whole, resumed = (attemper.open_run(tmp_path / name) for name in ("whole", "killed"))
+    whole, resumed = (attemper.open(tmp_path / name) for name in ("whole", "killed"))
     same(resumed, whole)
     assert whole.steps.tolist() == list(range(0, 24, 3))
     assert [segment.samples for segment in resumed.segments] == [4, 4]
@@ -219,7 +219,7 @@ def test_every_process_writes_a_fragment_of_its_own(tmp_path: Path, monkeypatch:
         monkeypatch.setenv("RANK", str(rank))
         run(range(rank, 4), store=tmp_path / "run")
     assert {path.name for path in (tmp_path / "run").glob("*.sqlite")} == {"fragment-0.sqlite", "fragment-1.sqlite"}
-    both = attemper.open_run(tmp_path / "run")
+    both = attemper.open(tmp_path / "run")
     assert both.steps.tolist() == list(range(4))
     assert {segment.rank for segment in both.segments} == {0, 1}
 
@@ -235,13 +235,13 @@ def test_what_is_known_of_the_run_is_kept(tmp_path: Path) -> None:
         model, every=3, rows=8, store=Store(tmp_path / "run", name="mine"), limits={"logits": 7}
     ) as one:
         model(torch.randn(1, 40, 32))
-    about = attemper.open_run(tmp_path / "run").about
+    about = attemper.open(tmp_path / "run").about
     assert about["configuration"] == {"hidden_size": 32, "dtype": "torch.float32"}
     assert (about["name"], about["model"], about["every"], about["rows"]) == ("mine", "Stack", 3, 8)
     assert (about["dtype"], about["fewest_keys"], about["limits"]["logits"]) == ("float32", 32, 7.0)
     assert about["backend"] in ("native", "blocked")
     assert "secret" not in str(about)
-    run = attemper.open_run(tmp_path / "run")
+    run = attemper.open(tmp_path / "run")
     pages = one.report(tmp_path / "page.html"), run.to_html(tmp_path / "again.html")
     assert [data_of(path.read_text("utf-8"))["details"] for path in pages] == [True, False]
     with attemper.watch(model, every=3, rows=8, store=tmp_path / "run") as again:
@@ -296,7 +296,7 @@ def test_alarms_go_to_the_log_once_and_to_on_alarm_in_the_training_thread(
     assert {alarm.since for alarm in standing if alarm.kind == "logits"} == {3}
     assert {alarm.step for alarm in standing if alarm.kind == "logits"} == {3}
     assert {alarm.latest_step for alarm in standing if alarm.kind == "logits"} == {5}
-    stored = attemper.open_run(tmp_path / "run").alarms()
+    stored = attemper.open(tmp_path / "run").alarms()
     assert [alarm for alarm in stored if alarm.ended is None] == sorted(standing, key=lambda alarm: alarm.since or 0)
     said = {(one.site, one.head, one.kind, one.since): (one.value, one.limit, one.message, one.step) for one in stored}
     for alarm, _ in told:
@@ -334,7 +334,7 @@ def test_alarms_of_a_live_run_are_those_of_the_finished_one(tmp_path: Path) -> N
                 watch.table()
     found = [(alarm.kind, alarm.site, alarm.head, alarm.since) for alarm in watch._recorder.judge.alarms]
     assert found
-    again = attemper.open_run(tmp_path / "run").alarms()
+    again = attemper.open(tmp_path / "run").alarms()
     assert [(alarm.kind, alarm.site, alarm.head, alarm.since) for alarm in again] == found
 
 
@@ -356,8 +356,8 @@ def test_a_watch_that_is_dropped_ends_its_file(tmp_path: Path) -> None:
     list(train(range(3), watch))
     del watch, model
     gc.collect()
-    assert not attemper.open_run(tmp_path / "run").live
-    assert len(attemper.open_run(tmp_path / "run")) == 3
+    assert not attemper.open(tmp_path / "run").live
+    assert len(attemper.open(tmp_path / "run")) == 3
 
 
 def test_watches_that_nobody_holds_leave_nothing(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_cell_that_is_run_again_ends_the_watch_before_it_and_goes_on(
     assert len(model._forward_hooks) == 1
     watch.close()
     assert (first.failures, watch.failures) == (0, 0)
-    assert attemper.open_run(tmp_path / "run").steps.tolist() == [0, 1, 2, 3, 4]
+    assert attemper.open(tmp_path / "run").steps.tolist() == [0, 1, 2, 3, 4]
     (told,) = (record.message for record in caplog.records if "watch" in record.message)
     assert "an earlier watch of this process wrote to run. It has ended, and this one goes on" in told
 
@@ -424,8 +424,8 @@ def test_a_cell_with_a_new_training_keeps_what_the_watch_before_it_wrote(tmp_pat
     list(train(range(3), first))
     with attemper.watch(model, store=attemper.Store(tmp_path / "run", new=True)) as second:
         list(train(range(2), second))
-    assert len(attemper.open_run(tmp_path / "run-1")) == 3
-    assert len(attemper.open_run(tmp_path / "run")) == 2
+    assert len(attemper.open(tmp_path / "run-1")) == 3
+    assert len(attemper.open(tmp_path / "run")) == 2
 
 
 def test_what_a_dropped_watch_still_holds_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -436,7 +436,7 @@ def test_what_a_dropped_watch_still_holds_is_counted(tmp_path: Path, caplog: pyt
             model(torch.randn(1, 40, 32))
     del watch, model
     gc.collect()
-    found = attemper.open_run(tmp_path / "run")
+    found = attemper.open(tmp_path / "run")
     # Until the first step() passes are held back: whether they are steps of their own was not known yet.
     assert (found.live, found.steps.tolist(), sum(lost.samples for lost in found.lost)) == (False, [], 3)
     assert "the watch was dropped without watch.close()" in caplog.text
@@ -466,7 +466,7 @@ def test_the_last_pass_is_kept_when_the_process_ends_without_close(tmp_path: Pat
     command = [sys.executable, "-c", ENDING, str(tmp_path / "run"), end]
     done = subprocess.run(command, env=environment, check=False, timeout=120, capture_output=True, text=True)
     assert done.returncode == (-signal.SIGTERM if end == "SIGTERM" else 0), done.stderr
-    found = attemper.open_run(tmp_path / "run")
+    found = attemper.open(tmp_path / "run")
     assert (found.steps.tolist(), found.lost) == ([0, 1, 2, 3, 4], ())
     assert os.listdir(tmp_path / "run") == ["fragment-0.sqlite"]
     assert "Traceback" not in done.stderr
@@ -484,8 +484,8 @@ def test_samples_on_their_way_from_a_device_are_waited_for_at_the_end_and_counte
             list(train(range(3), watch))
             monkeypatch.setattr(process, "FLUSH_SECONDS", 1.0)
             process._end_all()
-    assert attemper.open_run(tmp_path / "slow").steps.tolist() == [0, 1, 2]
-    never = attemper.open_run(tmp_path / "never")
+    assert attemper.open(tmp_path / "slow").steps.tolist() == [0, 1, 2]
+    never = attemper.open(tmp_path / "never")
     assert (len(never), [lost.samples for lost in never.lost]) == (0, [3])
     assert "the device was too slow" in never.lost[0].reason
 
@@ -564,7 +564,7 @@ def test_alarms_of_a_resumed_run_are_those_of_the_run_that_is_left(tmp_path: Pat
     with Watch(model, store=store, limits={"logits": 500.0}, start=start) as watch:
         list(train(range(4, 6), watch))
         assert told(watch.alarms()) == told(watch.run.alarms())
-    assert told(watch.alarms()) == told(attemper.open_run(tmp_path / "run").alarms())
+    assert told(watch.alarms()) == told(attemper.open(tmp_path / "run").alarms())
 
 
 def test_of_a_long_run_the_first_and_the_last_samples_are_judged_when_it_goes_on(

@@ -14,9 +14,10 @@ from rich.console import Console
 from torch import nn
 
 import attemper
-from attemper import Calibration, Scan, compare
+from attemper import Scan, compare
 from attemper.cli.heads import HeadTable, Order
 from attemper.readings.reading import Reading, Skipped
+from attemper.types import Calibration
 from tests.report import readings
 
 NAME = "a\x1b[2J\x1b]0;owned\x07b\x9bm\u202ecba\u2066d\r\ne[red]f[/red]:smiley:"

@@ -30,7 +30,7 @@ def scanned(keep_rows: Any, batches: Any = BATCHES, spans: Any = ((0, 3),), **op
     return attemper.scan(model(), batches, stats=names, spans=spans, keep_rows=keep_rows, **options)
 
 
-def statistics(text: Tensor) -> attemper.AttentionStats:
+def statistics(text: Tensor) -> attemper.types.AttentionStats:
     query, key, _ = (part.detach() for part in model().split(text))
     return attemper.attention_statistics(query, key, is_causal=True, stats=NAMES, spans=[(0, 3)], backend="reference")
 

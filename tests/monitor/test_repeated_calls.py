@@ -282,7 +282,7 @@ def test_parts_of_a_scan_that_ran_another_number_of_times_merge_into_one_site(tm
     assert [len(part.sites) for part in parts] == [3, 2]
     for place, part in enumerate(parts):
         part.save(tmp_path / str(place))
-    loaded = [attemper.load_scan(tmp_path / str(place)) for place in (0, 1)]
+    loaded = [attemper.open(tmp_path / str(place)) for place in (0, 1)]
     merged = loaded[0].merge(loaded[1])
     assert float((entropies(merged) - entropies(whole)).abs().max()) < 1e-12
     assert merged.sites[0].heads[0].rows == whole.sites[0].heads[0].rows
@@ -407,7 +407,7 @@ def test_a_run_goes_on_after_its_site_was_the_mean_of_calls_and_says_so(
     steps(model, 3, tmp_path / "run", last=3)
     (said,) = caplog.messages
     assert "up to step 3 blocks.0 (and 1 more site) is the mean over all calls of its module. From step 4 on it" in said
-    with attemper.open_run(tmp_path / "run") as run:
+    with attemper.open(tmp_path / "run") as run:
         assert {site.name for site in run.sites} == {f"blocks.{block}{n}" for block in (0, 1) for n in ("", "#2", "#3")}
         assert run.history("rows", "blocks.0", head=0).values.tolist() == [36] * 3 + [12] * 3
         third = run.history("rows", "blocks.1#3", head=0)
@@ -430,7 +430,7 @@ def test_a_run_in_which_calls_became_one_site_goes_on_with_it(tmp_path: Any, cap
         watch.step()
         assert names(watch.table()) == ["blocks.0"]
     assert caplog.messages == []
-    with attemper.open_run(tmp_path / "run") as run:
+    with attemper.open(tmp_path / "run") as run:
         assert run.history("rows", "blocks.0", head=0).values.tolist() == [6, 6, 8, 18]
         (skipped,) = run.coverage.skipped
         assert (skipped.name, skipped.mode) == ("blocks.0#*", "train")
@@ -489,7 +489,7 @@ def test_a_fingerprint_has_a_site_for_each_call_and_explains_the_layer_that_diff
 def test_fingerprints_of_earlier_versions_are_explained_among_themselves_alone(before: Any, tmp_path: Any) -> None:
     model, x = Looped(1, 3).eval(), batch(tokens=9)
     before(lambda: attemper.fingerprint(model, [x])).save(tmp_path / "old")
-    old, new = attemper.load_fingerprint(tmp_path / "old"), attemper.fingerprint(model, [x])
+    old, new = attemper.open(tmp_path / "old"), attemper.fingerprint(model, [x])
     assert attemper.explain(old, old).kind == "none"
     for pair, run in (((old, new), "a"), ((new, old), "b")):
         message = f"explain: blocks.0 of {run} is all calls of a module as one site, as earlier versions kept them"

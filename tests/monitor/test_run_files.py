@@ -28,27 +28,27 @@ def train(store: object, steps: range, heads: int = 4, **options: object) -> Non
 def test_a_closed_run_is_one_file_even_if_the_watch_was_read(tmp_path: Path) -> None:
     train(tmp_path / "a", range(5))
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["fragment-0.sqlite"]
-    assert len(attemper.open_run(tmp_path / "a").steps) == 5
+    assert len(attemper.open(tmp_path / "a").steps) == 5
 
 
 def test_what_people_say_of_a_run_is_kept_as_it_is_and_when_it_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     train(attemper.Store(path, name="a/b", tags=("/clip",), notes="~3e-4 peak, 1/2 of it"), range(3))
     train(path, range(3, 5))
-    run = attemper.open_run(path)
+    run = attemper.open(path)
     assert (run.name, run.tags, run.notes) == ("a/b", ("/clip",), "~3e-4 peak, 1/2 of it")
     assert run.steps.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_limit_that_never_rings_is_read_back_as_a_number(tmp_path: Path) -> None:
     train(tmp_path / "a", range(3), limits={"logits": float("inf")})
-    assert not [alarm for alarm in attemper.open_run(tmp_path / "a").alarms() if alarm.kind == "logits"]
+    assert not [alarm for alarm in attemper.open(tmp_path / "a").alarms() if alarm.kind == "logits"]
 
 
 def test_a_site_that_lost_heads_keeps_the_history_of_all(tmp_path: Path) -> None:
     train(tmp_path / "a", range(3), heads=8)
     train(tmp_path / "a", range(3, 5), heads=4)
-    values = attemper.open_run(tmp_path / "a").history("entropy").values
+    values = attemper.open(tmp_path / "a").history("entropy").values
     assert values.shape == (5, 2, 8)
     assert np.isnan(values[3:, :, 4:]).all()
     assert not np.isnan(values[:3]).any()

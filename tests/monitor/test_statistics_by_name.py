@@ -17,8 +17,8 @@ import attemper
 from attemper import InputError, report
 from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
+from attemper.monitor.compare import compare
 from attemper.readings.reading import HeadReading, Reading
-from attemper.results.comparison import compare
 from attemper.statistics import BY_NAME, NAMES, OF_SCANS, SHOWN_BY_NAME
 from tests.sites.own_models import Own
 from tests.support.calls import had

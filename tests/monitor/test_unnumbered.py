@@ -40,7 +40,7 @@ def test_a_loop_that_is_run_again_without_numbers_goes_on_and_says_so_once(tmp_p
         "store=attemper.Store('run', new=True), or another folder; from a checkpoint, call watch.step(n) once" in said
     )
     assert len(trained(tmp_path / "run")) == 1
-    run = attemper.open_run(tmp_path / "run")
+    run = attemper.open(tmp_path / "run")
     assert run.steps.tolist() == list(range(9))
     marks = [
         f"resumed at step {step} by a loop that gave no number: steps are counted on from the last" for step in (3, 6)
@@ -56,7 +56,7 @@ def test_a_number_of_the_loop_or_of_a_checkpoint_says_where_it_goes_on_and_nothi
     trained(tmp_path / "run")
     assert trained(tmp_path / "run", numbers=True) == []
     assert trained(tmp_path / "run", 5) == []
-    assert attemper.open_run(tmp_path / "run").remarks == ()
+    assert attemper.open(tmp_path / "run").remarks == ()
 
 
 def test_passes_that_go_on_without_a_step_are_told_when_the_watch_is_closed(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_new_training_begins_at_0_and_the_earlier_run_stays_beside_it(
         with caplog.at_level(logging.WARNING, "attemper"):
             assert trained(Store(tmp_path / "run", new=True), steps=number) == []
         assert f"the run that was in run is kept in run-{number}." in caplog.text
-    lengths = [len(attemper.open_run(tmp_path / name)) for name in ("run-1", "run-2", "run")]
+    lengths = [len(attemper.open(tmp_path / name)) for name in ("run-1", "run-2", "run")]
     assert lengths == [3, 1, 2]
     assert (tmp_path / "run" / "mine.txt").exists()
     assert trained(Store(tmp_path / "none", new=True)) == []
@@ -91,7 +91,7 @@ def test_a_run_that_is_written_to_is_not_moved(tmp_path: Path) -> None:
     trained(Store(tmp_path / "run", new=True))
     lock.release()
     assert not (tmp_path / "run-1").exists()
-    assert len(attemper.open_run(tmp_path / "run")) == 3
+    assert len(attemper.open(tmp_path / "run")) == 3
 
 
 def test_a_new_training_at_a_url_is_refused() -> None:

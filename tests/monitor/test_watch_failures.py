@@ -59,7 +59,7 @@ class Model(nn.Module):
         return x
 
 
-def run(model: Model, watch: attemper.Watch | None) -> list[Tensor]:
+def run(model: Model, watch: attemper.types.Watch | None) -> list[Tensor]:
     """Losses and parameters of three steps."""
     torch.manual_seed(3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -48,7 +48,7 @@ def _fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def rows(watch: attemper.Watch) -> dict[str, int]:
+def rows(watch: attemper.types.Watch) -> dict[str, int]:
     return {site.name: site.heads[0].rows for site in watch.table().sites}
 
 

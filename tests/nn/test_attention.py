@@ -129,7 +129,7 @@ def test_statistics_take_the_place_of_weights_and_have_gradients():
     ours = nn.MultiheadAttention(E, H, stats="all", temperature=nn.LearnedTemperature(H), batch_first=True)
     query, key, value = inputs(batch_first=True)
     output, stats = ours(query, key, value, key_padding_mask=PADDING)
-    assert isinstance(stats, attemper.AttentionStats)
+    assert isinstance(stats, attemper.types.AttentionStats)
     assert output.shape == (B, Q, E)
     assert (stats.visible_keys == torch.tensor([K, 4])[:, None, None]).all()
     attemper.functional.entropy_target(stats, 0.5).backward()
@@ -224,7 +224,7 @@ def test_a_float_mask_of_a_half_precision_layer_hides_nothing_that_it_only_makes
     padding = torch.zeros(1, 4, dtype=torch.bool)
     padding[:, 3] = True
     _, stats = layer(x, x, x, attn_mask=mask, key_padding_mask=padding)
-    assert isinstance(stats, attemper.AttentionStats)
+    assert isinstance(stats, attemper.types.AttentionStats)
     assert (stats.visible_keys == 3).all()
 
 

@@ -74,7 +74,7 @@ def test_each_sequence_attends_as_if_it_was_alone():
     assert lengths(output) == [2, 4]
     for one, q, c in zip(output.unbind(), query.unbind(), context.unbind(), strict=True):
         torch.testing.assert_close(one, layer(q, c, c)[0])
-    assert isinstance(stats, attemper.AttentionStats)
+    assert isinstance(stats, attemper.types.AttentionStats)
     assert stats.visible_keys[:, 0, 0].tolist() == [6, 3]
 
 

@@ -117,7 +117,7 @@ def test_a_watch_sees_layers_of_ours_and_calls_of_attention():
     stats = nn.MultiheadAttention(16, 2, batch_first=True, temperature=0.5, normalizer="sparsemax", stats="all")
     stats.load_state_dict(model.layer.state_dict())
     _, want = stats(x, x, x, is_causal=True)
-    assert isinstance(want, attemper.AttentionStats)
+    assert isinstance(want, attemper.types.AttentionStats)
     assert layer.heads[0].entropy_nats == pytest.approx(want.per_head()["entropy"].mean[0].item(), abs=1e-6)
     assert root.heads[0].entropy_nats is not None
 

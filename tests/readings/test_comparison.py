@@ -14,8 +14,9 @@ from rich.console import Console
 
 import attemper
 from attemper import InputError, MissingExtraError
+from attemper.monitor.compare import compare
 from attemper.readings.reading import Reading
-from attemper.results.comparison import ALWAYS, Comparison, compare, table
+from attemper.results.comparison import ALWAYS, Comparison, table
 from tests.monitor.tiny_models import TINY, inputs
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from attemper import Comparison, report
+from attemper import report
 from attemper.files import write_whole
 from attemper.readings.reading import Reading
 from attemper.results.run import Run
+from attemper.types import Comparison
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page, ViewportSize

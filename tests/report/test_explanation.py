@@ -19,7 +19,7 @@ from tests.report.conftest import Open
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import tiny, tokens
 
-Pair = tuple[attemper.Fingerprint, attemper.Fingerprint]
+Pair = tuple[attemper.types.Fingerprint, attemper.types.Fingerprint]
 
 
 @pytest.fixture(scope="module")

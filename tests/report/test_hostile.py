@@ -76,7 +76,7 @@ def written(folder: Path, texts: dict[str, str], *, falls: int = 5) -> Path:
 
 @contextmanager
 def opened(folder: Path, texts: dict[str, str], **options: int) -> Iterator[Run]:
-    with attemper.open_run(written(folder, texts, **options)) as run:
+    with attemper.open(written(folder, texts, **options)) as run:
         yield run
 
 

@@ -24,7 +24,7 @@ BOX = "#multiples-box"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("collapsing") / "run"
     written(folder, collapsing(250))
-    with attemper.open_run(folder) as opened:
+    with attemper.open(folder) as opened:
         yield opened
 
 
@@ -180,7 +180,7 @@ def test_nothing_is_wider_than_the_screen(open_page: Open, run: Run, width: int,
 
 def test_two_runs_stand_side_by_side_the_largest_difference_first(open_page: Open, run: Run, tmp_path: Path) -> None:
     written(tmp_path / "healthy", collapsing(250, falls=10_000))
-    with attemper.open_run(tmp_path / "healthy") as healthy:
+    with attemper.open(tmp_path / "healthy") as healthy:
         page = open_page(healthy.compare(run))
     first = page.locator(".pairs li").first
     assert "layers.1.attn, head" in (first.text_content() or "")

@@ -28,7 +28,7 @@ from tests.support.samples import sample, samples, sites
 @pytest.fixture
 def collapse(tmp_path: Path) -> Iterator[Run]:
     written(tmp_path / "run", collapsing(250))
-    with attemper.open_run(tmp_path / "run") as run:
+    with attemper.open(tmp_path / "run") as run:
         yield run
 
 
@@ -87,7 +87,7 @@ def spiking(many: int) -> Iterator[Sample]:
 
 def test_a_spike_of_one_step_stays_visible_in_few_columns(tmp_path: Path) -> None:
     written(tmp_path / "run", spiking(3000))
-    with attemper.open_run(tmp_path / "run") as run:
+    with attemper.open(tmp_path / "run") as run:
         data = data_of(run_page(run))
     about = data["run"]
     assert about["columns"] <= 300
@@ -107,7 +107,7 @@ def test_a_resumed_run_says_where_and_sites_of_evaluation_keep_their_last_number
     train, both = sites(1), (*sites(1), *sites(1, mode="eval"))
     written(tmp_path / "run", (sample(step, both if step == 7 else train) for step in range(20)))
     written(tmp_path / "run", (sample(step, train) for step in range(12, 30)))
-    with attemper.open_run(tmp_path / "run") as run:
+    with attemper.open(tmp_path / "run") as run:
         html = run_page(run)
         kept = run.at(7, alarms=False).sites[1].heads[0].max_logit
     data = data_of(html)
@@ -122,7 +122,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     hostile = [name.encode("utf-8", "replace").decode() for name in readings.HOSTILE]
     named = tuple(replace(sites(1)[0], name=f"layer.{place}.{name}") for place, name in enumerate(hostile))
     written(tmp_path / "run", (sample(step, named) for step in range(3)))
-    with attemper.open_run(tmp_path / "run") as run:
+    with attemper.open(tmp_path / "run") as run:
         html = run_page(run)
     markup = html.partition("<body>")[2].partition("<script>")[0]
     assert "<script>alert" not in markup
@@ -131,7 +131,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 
 def test_many_heads_over_many_steps_still_fit(tmp_path: Path) -> None:
     written(tmp_path / "run", samples(400, labels=sites(10, 32)))
-    with attemper.open_run(tmp_path / "run") as run:
+    with attemper.open(tmp_path / "run") as run:
         html = run_page(run)
     assert len(html.encode()) <= 2_000_000
     assert data_of(html)["run"]["statistics"]
@@ -139,5 +139,5 @@ def test_many_heads_over_many_steps_still_fit(tmp_path: Path) -> None:
 
 def test_a_run_without_a_sample_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "run", ())
-    with attemper.open_run(tmp_path / "run") as run, pytest.raises(InputError, match="has no sample yet"):
+    with attemper.open(tmp_path / "run") as run, pytest.raises(InputError, match="has no sample yet"):
         run.to_html(tmp_path / "page.html")

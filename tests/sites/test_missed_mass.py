@@ -99,7 +99,7 @@ def test_tables_files_and_merged_scans_have_it(tmp_path: Path) -> None:
     batches = [BUILT["DeepSeek V3.2"].batch(None) for _ in range(2)]
     whole = attemper.scan(model, batches)
     parts = [attemper.scan(model, [batch], shard=(place, 2)) for place, batch in enumerate(batches)]
-    loaded = [attemper.load_scan(part.save(tmp_path / f"{place}.safetensors")) for place, part in enumerate(parts)]
+    loaded = [attemper.open(part.save(tmp_path / f"{place}.safetensors")) for place, part in enumerate(parts)]
     merged = loaded[0].merge(loaded[1])
     for site, other in zip(whole.sites, merged.sites, strict=True):
         for head, same in zip(site.heads, other.heads, strict=True):
@@ -130,7 +130,7 @@ def test_where_it_cannot_be_told_the_reason_is() -> None:
 def test_files_from_before_there_was_missed_mass_are_read(tmp_path: Path) -> None:
     model, batch = BUILT["SmolLM3"].build(), BUILT["SmolLM3"].batch(None)
     path = attemper.scan(model, [batch]).save(tmp_path / "now.safetensors")
-    expected = attemper.load_scan(path)
+    expected = attemper.open(path)
     from safetensors import safe_open
 
     with safe_open(path, "np") as file:
@@ -144,4 +144,4 @@ def test_files_from_before_there_was_missed_mass_are_read(tmp_path: Path) -> Non
     arrays = {name: sums[:, keep].copy() for name, sums in load_file(path).items()}
     old = tmp_path / "old.safetensors"
     save_file(arrays, old, {"attemper": json.dumps({**header, "columns": columns})})
-    assert attemper.load_scan(old).reading == expected.reading
+    assert attemper.open(old).reading == expected.reading

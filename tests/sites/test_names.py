@@ -105,6 +105,6 @@ def test_a_name_that_no_encoding_holds_is_written_as_its_escape(tmp_path: Path) 
     with attemper.watch(model, store=tmp_path / "run", sites="a\ud800") as watch:
         model(x)
         watch.step(np.int64(7))
-    with attemper.open_run(tmp_path / "run") as run:
+    with attemper.open(tmp_path / "run") as run:
         assert [site.name for site in run.sites] == ["a\\ud800"]
         assert run.steps.tolist() == [7]

@@ -336,7 +336,7 @@ def test_every_eager_function_of_transformers_adds_its_mask(files: str) -> None:
             if set(places) <= NO_MASK:
                 read = replace(read, mask=None)
             options = {name: getattr(read.options, name) for name in ("scale", "softcap", "sink_logits", "enable_gqa")}
-            weights = attemper.dense_weights(read.query, read.key, attn_mask=read.mask, **options)
+            weights = attemper.functional.dense_weights(read.query, read.key, attn_mask=read.mask, **options)
             torch.testing.assert_close(made, weights, rtol=0, atol=ROUNDING, msg=lambda m, p=places: f"{p}: {m}")
         as_numbers = function(module, query, key, value, visible.float(), **given)[0]
         assert torch.equal(function(module, query, key, value, visible, **given)[0], as_numbers), places

@@ -56,7 +56,7 @@ def long(runs, tmp_path) -> Path:
 
 
 def shown(path: Path) -> dict[str, Any]:
-    with attemper.open_run(path) as run:
+    with attemper.open(path) as run:
         return everything(run)
 
 
@@ -132,7 +132,7 @@ def test_a_row_that_was_changed_is_an_error_each_time_it_is_asked_for(long, tabl
         last = f"(SELECT max(rowid) FROM {table})"
         connection.execute(f"UPDATE {table} SET {change} WHERE rowid = {last}")
     connection.close()
-    with attemper.open_run(long) as run:
+    with attemper.open(long) as run:
         for _ in range(2):
             with pytest.raises(InputError, match="its file is damaged"):
                 everything(run)

@@ -115,4 +115,4 @@ def test_a_relative_path_is_of_the_folder_in_which_the_watch_began(tmp_path, mon
         assert writer.take(sample(step))
     writer.close()
     assert writer.dropped == 0
-    assert list(attemper.open_run("../runs/a").steps) == [0, 1, 2]
+    assert list(attemper.open("../runs/a").steps) == [0, 1, 2]

@@ -52,7 +52,7 @@ def test_parts_give_the_history_of_the_run(where: str, tmp_path: Path) -> None:
     for one in samples(150):
         local.take(one)
     local.close()
-    with attemper.open_run(where) as run, attemper.open_run(tmp_path / "local-run") as expected:
+    with attemper.open(where) as run, attemper.open(tmp_path / "local-run") as expected:
         assert run.name == "run"
         assert run.about["model"] == "tiny"
         np.testing.assert_array_equal(run.history("entropy").values, expected.history("entropy").values)
@@ -84,7 +84,7 @@ def test_counts_beyond_float32_are_exact_in_parts(tmp_path: Path) -> None:
         values = np.array([np.full(6, 0.5), np.arange(6) + 2**24 - 1.0])
         fragment.append(Sample(step, 1000.0 + step, sites(), ("entropy_nats", "rows"), values))
     Parts(fragment, FolderTarget(tmp_path), 0).publish()
-    run = attemper.open_run(tmp_path)
+    run = attemper.open(tmp_path)
     assert run.statistics == ("entropy_nats", "rows")
     np.testing.assert_array_equal(run.history("rows").values.reshape(3, 6), [np.arange(6) + 2**24 - 1] * 3)
 
@@ -92,7 +92,7 @@ def test_counts_beyond_float32_are_exact_in_parts(tmp_path: Path) -> None:
 def test_ranks_of_files_and_ranks_of_parts_are_one_run(tmp_path: Path) -> None:
     written(tmp_path, samples(20))
     written_apart(tmp_path, [1], range(30))
-    run = attemper.open_run(tmp_path)
+    run = attemper.open(tmp_path)
     assert [reader.rank for reader in run.ranks.readers] == [0, 1]
     assert len(run) == 30
 
@@ -101,7 +101,7 @@ def test_ranks_of_files_and_ranks_of_parts_are_one_run(tmp_path: Path) -> None:
 def test_of_a_rank_with_a_file_and_parts_what_goes_further_is_read_and_that_is_said(tmp_path, many, read) -> None:
     written(tmp_path, samples(20))
     written_apart(tmp_path, [0], [1000.0 + step for step in range(many)])
-    run = attemper.open_run(tmp_path)
+    run = attemper.open(tmp_path)
     assert len(run) == max(many, 20)
     (remark,) = run.remarks
     assert remark.startswith("rank 0 has a file of 20 samples up to step 19 and Parquet parts of")
@@ -111,14 +111,14 @@ def test_of_a_rank_with_a_file_and_parts_what_goes_further_is_read_and_that_is_s
 def test_a_damaged_file_beside_parts_and_damaged_parts_beside_a_file_are_said(tmp_path: Path) -> None:
     (tmp_path / "fragment-0.sqlite").write_bytes(b"garbage" * 1000)
     written_apart(tmp_path, [0], range(5))
-    run = attemper.open_run(tmp_path)
+    run = attemper.open(tmp_path)
     assert len(run) == 5
     assert "fragment-0.sqlite is not a file of an attemper run" in run.remarks[0]
     (tmp_path / "fragment-0.sqlite").unlink()
     written(tmp_path, samples(7))
     (part,) = tmp_path.glob("*.parquet")
     part.write_bytes(b"garbage")
-    run = attemper.open_run(tmp_path)
+    run = attemper.open(tmp_path)
     assert len(run) == 7
     assert "the Parquet parts of rank 0 are not read: fragment-0" in run.remarks[0]
     run.close()
@@ -139,12 +139,12 @@ def test_a_damaged_file_beside_parts_and_damaged_parts_beside_a_file_are_said(tm
 def test_parts_are_live_while_the_newest_is_so_new_that_another_may_follow(tmp_path: Path, ages, live: bool) -> None:
     now = time.time()
     written_apart(tmp_path, [0], [now - age for age in ages])
-    with attemper.open_run(tmp_path) as run:
+    with attemper.open(tmp_path) as run:
         assert run.live == live
     if live:
         with pytest.raises(InputError, match=r"may be written to on some machine: .* until \d\d:\d\d:\d\d UTC"):
             delete_run(tmp_path)
-        assert len(attemper.open_run(tmp_path)) == len(ages)
+        assert len(attemper.open(tmp_path)) == len(ages)
     else:
         delete_run(tmp_path)
         assert not tmp_path.exists()
@@ -164,10 +164,10 @@ def test_without_pyarrow_the_extra_is_named(where: str, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MissingExtraError, match=r"attemper\[parquet\]"):
-        attemper.open_run(where)
+        attemper.open(where)
 
 
 def test_a_url_without_a_run_is_told_so() -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed")
     with pytest.raises(InputError, match="there is no run at memory://nowhere/run"):
-        attemper.open_run("memory://nowhere/run")
+        attemper.open("memory://nowhere/run")

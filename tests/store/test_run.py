@@ -385,7 +385,7 @@ def test_reading_loads_no_torch(tmp_path: Path) -> None:
     written(tmp_path / "a", samples(3))
     code = (
         "import sys, attemper\n"
-        "run = attemper.open_run(sys.argv[1]); run.trend('entropy'); run.at(2); print(run.compare(run.at(1)))\n"
+        "run = attemper.open(sys.argv[1]); run.trend('entropy'); run.at(2); print(run.compare(run.at(1)))\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], check=True, capture_output=True)

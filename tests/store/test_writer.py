@@ -123,7 +123,7 @@ def test_what_is_known_of_the_run_is_kept(tmp_path):
 def test_a_run_without_a_name_has_that_of_its_folder_wherever_that_is_moved(tmp_path):
     open_writer(tmp_path / "b").close()
     (tmp_path / "b").rename(tmp_path / "c")
-    with attemper.open_run(tmp_path / "c") as run:
+    with attemper.open(tmp_path / "c") as run:
         assert (run.about.get("name"), run.name) == (None, "c")
 
 
@@ -257,7 +257,7 @@ def test_a_disk_that_is_full_at_the_start_is_tried_again_and_takes_what_memory_h
     run.close()
     assert (run.written, run.dropped, run.waiting, run.trouble) == (302, 0, 0, None)
     assert os.listdir(tmp_path) == ["fragment-0.sqlite"]
-    with attemper.open_run(tmp_path) as found:
+    with attemper.open(tmp_path) as found:
         assert (found.name, found.about["model"], found.lost) == ("a", "tiny", ())
         assert [site.name for site in found.coverage.skipped] == ["a"]
         assert found.steps.tolist() == list(range(251))
@@ -302,7 +302,7 @@ def test_what_could_not_be_read_before_is_not_hidden_by_a_run_that_is_stored_lat
     second.close()
     assert (second.written, second.dropped) == (0, 1)
     assert "fragment-0.sqlite has samples to step 40 that could not be read before" in caplog.records[-1].message
-    with attemper.open_run(tmp_path) as found:
+    with attemper.open(tmp_path) as found:
         assert found.steps.tolist() == [40]
         assert [one.samples for one in found.lost] == [1]
 
@@ -326,10 +326,10 @@ def test_a_folder_in_which_nothing_could_be_stored_says_what_is_lost(tmp_path, f
     run.close()
     assert (run.dropped, run.waiting) == (1, 0)
     with pytest.raises(InputError, match=r"there is no sample in .*a: 1 sample was lost, since the disk was full"):
-        attemper.open_run(tmp_path / "a")
+        attemper.open(tmp_path / "a")
     full.set()
     open_writer(tmp_path / "a").close()
-    with attemper.open_run(tmp_path / "a") as found:
+    with attemper.open(tmp_path / "a") as found:
         assert [one.samples for one in found.lost] == [1]
 
 
@@ -448,7 +448,7 @@ def test_what_a_disk_that_is_full_to_the_end_took_stands_beside_the_file_until_t
     assert sorted(os.listdir(tmp_path)) == [lost, "fragment-0.sqlite"]
 
     def told() -> list[tuple[int, str]]:
-        with attemper.open_run(tmp_path) as found:
+        with attemper.open(tmp_path) as found:
             return [(one.samples, one.reason) for one in found.lost]
 
     before = told()

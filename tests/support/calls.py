@@ -9,8 +9,8 @@ import pytest
 from torch import Tensor
 
 import attemper
-from attemper import AttentionOutput, AttentionStats
 from attemper.backends.table import BACKENDS
+from attemper.types import AttentionOutput, AttentionStats
 
 PRESENT = tuple(backend.name for backend in BACKENDS if backend.missing is None)
 FEATURES = {backend.name: backend.features for backend in BACKENDS}

@@ -13,6 +13,7 @@ import torch
 
 import attemper
 from attemper.fingerprints.record import SiteFingerprint
+from attemper.types import Fingerprint
 from tests.support.engine_faults import FAULTS, Fault
 from tests.support.engine_models import PRETRAINED, TOKENS, Tiny, padded, text, tiny, tokens
 
@@ -35,7 +36,7 @@ class Outcome:
     expected_extent: int
     of: int
     """How many sites there are."""
-    found: attemper.Explanation
+    found: attemper.types.Explanation
     expected_heads: str | None
     """Those that the first site's extent should list, "" for all; None where that is not compared."""
     above_noise: float | None
@@ -91,7 +92,7 @@ def batch_of(architecture: str, is_padded: bool, side: str | None = None) -> dic
 
 
 @lru_cache(maxsize=8)
-def clean(architecture: str, is_padded: bool, precision: str = "float32", kernel: str = "sdpa") -> attemper.Fingerprint:
+def clean(architecture: str, is_padded: bool, precision: str = "float32", kernel: str = "sdpa") -> Fingerprint:
     """Of the twin: float32 and the kernel that its model takes by default, or as given."""
     model = tiny(architecture, dtype=PRECISIONS[precision], kernel=kernel).model
     return attemper.fingerprint(model, [batch_of(architecture, is_padded)])
@@ -177,7 +178,7 @@ def outcome(fault: Fault, model: Tiny, size: float, sites: list[int], precision:
     )  # fmt: skip
 
 
-def double_faults(architecture: str, precision: str) -> Iterator[tuple[str, str, attemper.Explanation]]:
+def double_faults(architecture: str, precision: str) -> Iterator[tuple[str, str, attemper.types.Explanation]]:
     """Two faults at once: the kind that comes first, the other one, and what is said."""
     chosen = {fault.variant: fault for fault in FAULTS}
     for first, second, sites in (
@@ -205,7 +206,7 @@ HARMLESS = (
 """Ways in which two runs differ and neither is wrong."""
 
 
-def harmless(way: str, architecture: str, seed: int) -> tuple[attemper.Fingerprint, attemper.Fingerprint] | None:
+def harmless(way: str, architecture: str, seed: int) -> tuple[Fingerprint, Fingerprint] | None:
     """A pair that is not the same bits, and harmless; None where it does not fit."""
     deep = 24 if "24" in way else 4
     if architecture == PRETRAINED and deep == 24:
@@ -239,6 +240,6 @@ def _flipped(batch: dict[str, Any]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-def is_same(a: attemper.Fingerprint, b: attemper.Fingerprint) -> bool:
+def is_same(a: Fingerprint, b: Fingerprint) -> bool:
     """Whether two fingerprints are bit for bit the same."""
     return attemper.explain(a, b).kind == "none"

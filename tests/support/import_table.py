@@ -32,9 +32,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fingerprints": set(),
     "store": {"readings"},
     "report": {"store", "readings", "fingerprints"},
-    "results": {"report", "store", "readings"},
+    "results": {"report", "fingerprints", "store", "readings"},
     "results.pattern": {"report", "readings"},
-    "monitor": {"sites", "functional", "results", "results.pattern", "store", "readings", "call", "backends"},
+    "monitor": {
+        *("sites", "functional", "results", "results.pattern", "fingerprints", "store", "readings", "call", "backends"),
+    },
     "fingerprints.taking": {"monitor", "sites", "fingerprints", "readings", "call", "backends"},
     "distributed": {"monitor", "sites", "results", "readings"},
     "monitor.watch": {"distributed", "monitor", "sites", "results", "store", "readings", "backends"},
@@ -51,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}
+MAY_IMPORT["types"] = {"call", "control", "fingerprints", "monitor.watch", "results", "results.pattern"}
 FACADE = "attemper"
 """The package itself: its ``__init__.py`` imports nothing of ours before it is asked for a name."""
 

@@ -253,7 +253,7 @@ def entropies(weights: Tensor) -> Tensor:
     return -(weights * logs).sum(-1).movedim(-2, 0).flatten(1).mean(1)
 
 
-def _told_reasons(watch: attemper.Watch) -> dict[str, str]:
+def _told_reasons(watch: attemper.types.Watch) -> dict[str, str]:
     """Where no site is seen, the table is an error that names what was skipped, one line for each."""
     try:
         watch.table()
@@ -263,7 +263,7 @@ def _told_reasons(watch: attemper.Watch) -> dict[str, str]:
     raise AssertionError("a table without a site of the model's")
 
 
-def _compared(watch: attemper.Watch, weights: dict[str, Tensor], others: list[str]) -> dict[str, Any]:
+def _compared(watch: attemper.types.Watch, weights: dict[str, Tensor], others: list[str]) -> dict[str, Any]:
     sites: dict[str, Any] = {}
     if weights:
         table = watch.table()

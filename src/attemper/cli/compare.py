@@ -122,9 +122,10 @@ def compare(
 def _explain(a: str, b: str, given: Input, as_json: bool, html: Path | None) -> None:
     """Prints why two fingerprints, or models, differ, and writes the page; exits with 3 if that is a fault."""
     import attemper
+    from attemper.fingerprints.fingerprint import load_fingerprint
 
     check_files(html, None)
-    stored = [attemper.load_fingerprint(side) if _is_safetensors(side) else None for side in (a, b)]
+    stored = [load_fingerprint(side) if _is_safetensors(side) else None for side in (a, b)]
     if None not in stored and given.text is not None:
         raise typer.BadParameter("is of no use: both A and B are fingerprints.", param_hint="--text")
     words = "" if None not in stored else read_text(given.text)
@@ -182,9 +183,9 @@ def _read_stored(side: str, opened: ExitStack) -> Reading | Run | None:
     """What a side holds that was read before; None for a model. A run is open until ``opened`` is closed."""
     run, _, step = side.rpartition("@")
     if _is_run(side):
-        import attemper
+        from attemper.results.run import open_run
 
-        return opened.enter_context(attemper.open_run(side))
+        return opened.enter_context(open_run(side))
     if _is_run(run):
         if not step.isdecimal():
             raise InputError(f"{clean_name(side)}: a step is a whole number, such as {clean_name(run)}@1000.")
@@ -202,9 +203,9 @@ def _is_run(side: str) -> bool:
 
 
 def _of_run(path: str, step: int) -> Reading:
-    import attemper
+    from attemper.results.run import open_run
 
-    with attemper.open_run(path) as run:
+    with open_run(path) as run:
         return run.at(step, alarms=False).reading
 
 

@@ -67,9 +67,9 @@ def demo(
     except KeyboardInterrupt:
         message = f"interrupted; what was seen so far is in {clean_name(folder)}: attemper show {clean_name(folder)}"
         raise SystemExit(failure(message, INTERRUPTED)) from None
-    import attemper
+    from attemper.results.run import open_run
 
-    with attemper.open_run(folder) as stored:
+    with open_run(folder) as stored:
         stored.to_html(page)
     if as_json:
         print_json(json.dumps(_document(run, outcome, folder, page), indent=2))

@@ -37,10 +37,10 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as a JSON document.")] = False,
 ) -> None:
     """A run as one file for other programs. Of several ranks, sqlite makes a folder, which is a run again."""
-    import attemper
+    from attemper.results.run import open_run
     from attemper.store import export as formats
 
-    with attemper.open_run(run) as opened:
+    with open_run(run) as opened:
         target = out or Path(f"{_file_name(opened.name)}.{to.value}")
         written = getattr(formats, f"to_{to.value}")(opened.ranks, target)
     what = "files" if to is To.sqlite else "rows"
@@ -71,7 +71,7 @@ def report(
     ] = False,
 ) -> None:
     """A run as a page to look at: one HTML file that opens offline, with the history of every head."""
-    import attemper
+    from attemper.results.run import open_run
     from attemper.store.verdict import why_unmeasured
 
     if live and html is not None:
@@ -82,7 +82,7 @@ def report(
         _serve(run, port or 0, as_json)
         return
     check_files(html, None)
-    with attemper.open_run(run) as opened:
+    with open_run(run) as opened:
         target = opened.to_html(html or f"{_file_name(opened.name)}.html")
         step, samples, unmeasured = int(opened.steps[-1]), len(opened), why_unmeasured(opened.ranks)
     if as_json:
@@ -95,11 +95,11 @@ def report(
 
 def _serve(run: str, port: int, as_json: bool) -> None:
     """The page of a run on 127.0.0.1, until Ctrl-C. Opens no browser: the address is printed."""
-    import attemper
     from attemper.report.live import LiveServer, RunSource, serve
     from attemper.report.run_page import run_page
+    from attemper.results.run import open_run
 
-    attemper.open_run(run).close()  # what is no run is told before anything listens
+    open_run(run).close()  # what is no run is told before anything listens
     server = LiveServer(RunSource(run, run_page), port=port)
     if as_json:
         print_json(json.dumps({"schema": 1, "url": server.url}))

@@ -56,9 +56,9 @@ def show(
 
     Exits with 1 if nothing was measured.
     """
-    import attemper
+    from attemper.results.run import open_run
 
-    with attemper.open_run(run) as opened:
+    with open_run(run) as opened:
         found = _overview(opened, statistic, top)
     if as_json:
         print_json(_document(found))
@@ -95,10 +95,10 @@ def watch(
 
 def _looks(path: str) -> Generator[Run, None, None]:
     """The run now and again, a last time after its end. With new Parquet parts it is opened anew."""
-    import attemper
+    from attemper.results.run import open_run
     from attemper.store.folder import part_names
 
-    parts, run, live = part_names(path), attemper.open_run(path), True
+    parts, run, live = part_names(path), open_run(path), True
     try:
         while live:
             live, began = run.live, time.monotonic()
@@ -108,7 +108,7 @@ def _looks(path: str) -> Generator[Run, None, None]:
                 before, parts = parts, part_names(path)
                 if parts != before:
                     run.close()
-                    run = attemper.open_run(path)
+                    run = open_run(path)
     finally:
         run.close()
 

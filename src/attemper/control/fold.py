@@ -45,7 +45,7 @@ def fold_(where: str, model: nn.Module, temperatures: Mapping[str, Tensor]) -> N
         temperatures: [heads or 1] by the name of an attention module.
 
     Raises:
-        InputError: see :meth:`attemper.Calibration.fold`.
+        InputError: see :meth:`attemper.types.Calibration.fold`.
     """
     acting = {name: value for name, value in temperatures.items() if bool((value != 1).any())}
     if not acting:

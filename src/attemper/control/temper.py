@@ -109,7 +109,7 @@ def temper(
         nats where scores have a standard deviation of 1 (the modules of ``attemper.nn`` do not round). Attention
         that is softmaxed by hand (Bloom, GPT-J, DeBERTa, timm's Swin) cannot be tempered from outside. Where a
         normalizer takes the place of an eager attention, ``output_attentions`` finds no weights:
-        ``attemper.dense_weights`` has them.
+        ``attemper.functional.dense_weights`` has them.
     """
     chosen = None if normalizer is None else _normalizer(normalizer)
     found = chosen_sites("temper", model, sites, calls=True)
@@ -196,7 +196,7 @@ class Tempered:
         """Multiplies what makes each head's queries by 1/T, in place, and takes the temperatures off.
 
         The model gives what it gave, but for one rounding of the weights, and needs nothing of ours:
-        see :meth:`attemper.Calibration.fold`.
+        see :meth:`attemper.types.Calibration.fold`.
 
         Raises:
             InputError: a temperature is scheduled, or follows the length or the input; or what ``Calibration.fold``

@@ -65,10 +65,10 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
     it leaves little of the difference.
 
     Args:
-        a, b: of :func:`attemper.fingerprint` or :func:`attemper.load_fingerprint`, over the same tokens.
+        a, b: of :func:`attemper.fingerprint` or :func:`attemper.open`, over the same tokens.
 
     Returns:
-        :class:`attemper.Explanation`: ``kind``, ``site``, ``stage``, ``extent``, ``value``, ``message``.
+        :class:`attemper.types.Explanation`: ``kind``, ``site``, ``stage``, ``extent``, ``value``, ``message``.
 
     Raises:
         InputError: they are of other tokens, or of models of another architecture or number of layers.

@@ -36,7 +36,7 @@ class Fingerprint:
     output: ModelOutput | None = None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes it as one safetensors file, whole or not at all; :func:`attemper.load_fingerprint` reads it.
+        """Writes it as one safetensors file, whole or not at all; :func:`attemper.open` reads it.
 
         Returns:
             Where the file is, links followed.

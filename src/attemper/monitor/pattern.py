@@ -42,7 +42,7 @@ def pattern(
 
     The batch runs through the model once, without gradients, as in :func:`attemper.scan`; every site that a scan sees
     has a pattern, whatever computes its attention. The weights follow from the queries, keys and masks of that call
-    by :func:`attemper.dense_weights`, in float64. Padded tokens are left out of rows and columns. ::
+    by :func:`attemper.functional.dense_weights`, in float64. Padded tokens are left out of rows and columns. ::
 
         attemper.pattern(model, tokenizer(text, return_tensors="pt"), layer=3, head=8, tokenizer=tokenizer)
 

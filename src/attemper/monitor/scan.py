@@ -90,7 +90,7 @@ def scan(
             names of a folder.
         text: what the batches are, by a name that the result shows (a file's, a data set's).
         shard: (I, N), if ``batches`` are part I of N of your data, I from 0 to N - 1. It labels the result, which then
-            merges with the other parts: ``scan.save(path)``, ``attemper.load_scan``, ``scan.merge``.
+            merges with the other parts: ``scan.save(path)``, ``attemper.open``, ``scan.merge``.
         keep_rows: queries whose rows are kept with every statistic, for ``Scan.rows()``: "last" (each text's last
             token), a list of places (below 0 from the last token back), or a function of a batch that gives one of
             these or a bool tensor [B, Q]. Padding is never kept, nor what a shorter text has not. A row takes 4 bytes

@@ -104,7 +104,7 @@ def watch(
         sites: names of modules to watch, with all below them and all their calls, or of single calls of a pass
             (``layer#2``); None for all.
         store: the folder of a run, or ``attemper.Store(...)``: every sample is kept there, of every head, and
-            ``attemper.open_run`` reads it, also meanwhile. A run that is there already goes on; an open watch of this
+            ``attemper.open`` reads it, also meanwhile. A run that is there already goes on; an open watch of this
             process that writes it is closed first. None keeps a history in memory, thinned with age where it would
             take more than 64 MB.
         observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here
@@ -547,7 +547,7 @@ class Watch(TapReceiver):
 
     @property
     def run(self) -> Run:
-        """Every sample so far, as ``attemper.open_run`` gives them."""
+        """Every sample so far, as ``attemper.open`` gives them."""
         self._record()
         if self._first is not None:
             self._first.give()

@@ -112,8 +112,8 @@ def load(path: Path, *, unfinished: bool = False) -> Part:
     """The part in a file. ``unfinished``: whether it may be a shard under way.
 
     Raises:
-        InputError: the file cannot be read, is cut off, is of a newer version, or is something else: JSON has no
-            sums.
+        InputError: the file cannot be read, is cut off, is of a newer version, or is something else,
+            such as JSON, which has no sums.
     """
     header = read_header(path)
     if header.unfinished and not unfinished:
@@ -198,7 +198,7 @@ def read_header(path: Path) -> Header:
     if is_json(path):
         raise InputError(
             f"{_name(path)} is the JSON of a scan: its numbers are means, which do not add up. Merge files of "
-            "Scan.save or `attemper scan --out`; attemper.load_scan reads the JSON, and attemper.compare compares it."
+            "Scan.save or `attemper scan --out`; attemper.open reads the JSON, and attemper.compare compares it."
         )
     facts, _ = read_safetensors(path, "np", what="reading", again=AGAIN, tensors_of="")
     fields = parse_json(facts.get("attemper", "{}"), f"{_name(path)} is damaged: its header")

@@ -1,4 +1,4 @@
-"""``attemper.compare``: what changed between two scans of one architecture, head by head."""
+"""What changed between two scans of one architecture, head by head."""
 
 from __future__ import annotations
 
@@ -251,30 +251,11 @@ class HasReading(Protocol):
     def reading(self) -> Reading: ...
 
 
-def compare(
-    before: HasReading | Reading | Mapping[str, Any] | str | os.PathLike[str],
-    after: HasReading | Reading | Mapping[str, Any] | str | os.PathLike[str],
-    *,
-    names: tuple[str, str] | None = None,
-) -> Comparison:
-    """What changed between two scans of one architecture: a checkpoint and a later one, a model before and after a fix.
-
-    Sites are matched by name, kind and mode, heads by number. ::
-
-        print(attemper.compare(attemper.scan(old, batches), attemper.scan(new, batches)))
-
-    Args:
-        before, after: a ``Scan``, a run (its last sample; the page of two runs shows their histories), their
-            ``reading``, the document of ``to_dict``, the JSON of ``scan --json``, or the path of a file that holds it.
-            Compare scans of the same texts: other texts change the numbers, too.
-        names: what to call the two sides; None for the names of their models.
-
-    Returns:
-        A :class:`Comparison`; sites that only one has are listed in it.
+def compare_readings(before: Any, after: Any, *, names: tuple[str, str] | None = None) -> Comparison:
+    """What changed between two readings, or what has one, as :func:`attemper.compare` takes them.
 
     Raises:
-        InputError: a site has not the same number of heads in both; the two have no site in common; or what is given
-            is not a scan.
+        InputError: as of ``Comparison.between``; or what is given is not a scan.
     """
     found = Comparison.between(_reading_of("before", before), _reading_of("after", after), names)
     are_runs = all(hasattr(one, "history") for one in (before, after))

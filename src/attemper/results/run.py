@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from attemper.readings.reading import Reading
-from attemper.results.comparison import Comparison, compare
+from attemper.results.comparison import Comparison, compare_readings
 from attemper.results.scan import Scan
 from attemper.store.folder import open_stored
 from attemper.store.run import StoredRun
@@ -42,7 +42,7 @@ class Run(StoredRun):
             InputError: they are of different models: no site in common, or other heads.
         """
         theirs = other.name if isinstance(other, Run) else other.model
-        return compare(self, other, names=(self.name, theirs))
+        return compare_readings(self, other, names=(self.name, theirs))
 
     def to_html(self, path: str | os.PathLike[str], *, last: Reading | None = None) -> Path:
         """Writes the page of this run: one HTML file of at most 2 MB that opens offline, with every head's history.
@@ -64,20 +64,9 @@ class Run(StoredRun):
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """A run that ``attemper.watch(model, store=path)`` or a callback wrote, or writes now. Nothing in it is changed.
+    """The run in a folder, a file or at a URL: what :func:`attemper.open` gives of one.
 
-    ::
-
-        run = attemper.open_run("runs/a")
-        run.history("entropy", site="layers.3.attention", head=2).values
-        run.alarms()
-
-    Args:
-        path: the folder of the run, one file of it, or a URL (``s3://bucket/run``).
-
-    Returns:
-        A :class:`Run`. What a live run writes later is in later answers; of Parquet parts, what is there now. Where a
-        rank has a file and parts, the one that goes further is read, and ``remarks`` says so.
+    Where a rank has a file and parts, the one that goes further is read, and ``remarks`` says so.
 
     Raises:
         InputError: there is no run at ``path``, or none of its files can be read: not of attemper, damaged, or written

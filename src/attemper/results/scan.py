@@ -107,7 +107,7 @@ class Scan:
         return () if self._part is None else self._part.missing
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the sums of every head, which merge with those of other scans: :func:`attemper.load_scan` reads them.
+        """Writes the sums of every head, which merge with those of other scans: :func:`attemper.open` reads them.
 
         The file is written whole or not at all. It holds no text, no token and no path.
 
@@ -134,7 +134,7 @@ class Scan:
         from attemper.readings.part import merge
 
         if wrong := [type(other).__name__ for other in others if not isinstance(other, Scan)]:
-            raise InputError(f"Scan.merge takes scans, got {wrong[0]}: attemper.load_scan(path) reads one from a file.")
+            raise InputError(f"Scan.merge takes scans, got {wrong[0]}: attemper.open(path) reads one from a file.")
         merged = merge([scan._sums("merge") for scan in (self, *others)])
         return Scan(merged.reading(), None, part=merged)
 
@@ -192,7 +192,8 @@ class Scan:
         return frame
 
     def row_statistics(self, site: str) -> Any:
-        """Per-row statistics of the last batch at ``site``: an :class:`attemper.AttentionStats` of tensors [B, H, Q].
+        """Per-row statistics of the last batch at ``site``: an :class:`attemper.types.AttentionStats` of
+        tensors [B, H, Q].
 
         Raises:
             InputError: no site has this name; its rows were summed inside a CUDA graph;

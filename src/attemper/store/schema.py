@@ -152,7 +152,7 @@ class Tables:
                 answer = self._connection.execute(question, parameters)
                 found = answer.fetchall()
         except sqlite3.ProgrammingError as error:
-            raise InputError(f"the run was closed: open it again with attemper.open_run. ({error})") from error
+            raise InputError(f"the run was closed: open it again with attemper.open. ({error})") from error
         except (sqlite3.Error, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())  # SQLite shows a table's definition as it was written, in lines
             raise InputError(f"the run cannot be read: {reason}.") from error

@@ -13,12 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 import attemper
-from attemper import AttentionStats
 from attemper.backends import triton as kernels
 from attemper.backends.contract import Problem
 from attemper.backends.triton import tuning
 from attemper.backends.triton.softmax.state import log_of
 from attemper.statistics import ONE_PASS, state_columns
+from attemper.types import AttentionStats
 from tests.support.calls import attended, packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")

@@ -64,7 +64,7 @@ def fingerprint(
         name: of the model in the result; None for its class and what it was loaded from.
 
     Returns:
-        :class:`attemper.Fingerprint`: ``.sites``, ``.skipped``; ``.save(path)``.
+        :class:`attemper.types.Fingerprint`: ``.sites``, ``.skipped``; ``.save(path)``.
 
     Raises:
         InputError: the model is no module, or in training mode; there is no batch, or no attention was seen; a site

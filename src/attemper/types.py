@@ -1,0 +1,28 @@
+"""Types that functions of attemper return, for annotations and ``isinstance``. Nobody makes them by hand."""
+
+from attemper.call.result import AttentionOutput, AttentionStats
+from attemper.control.calibration import Calibration
+from attemper.control.regularize import Regularizer
+from attemper.control.sigma_reparam import SigmaReparam
+from attemper.control.temper import Tempered
+from attemper.fingerprints.explanation import Explanation
+from attemper.fingerprints.fingerprint import Fingerprint
+from attemper.monitor.watch import Watch
+from attemper.results.comparison import Comparison
+from attemper.results.pattern import Pattern
+from attemper.results.run import Run
+
+__all__ = [
+    "AttentionOutput",
+    "AttentionStats",
+    "Calibration",
+    "Comparison",
+    "Explanation",
+    "Fingerprint",
+    "Pattern",
+    "Regularizer",
+    "Run",
+    "SigmaReparam",
+    "Tempered",
+    "Watch",
+]
