@@ -81,7 +81,7 @@ def write(folder: Path, many: int, sites: int, heads: int) -> None:
 
 def check(folder: Path) -> None:
     """The alarms are those of a judge that sees one sample after another, and what was kept is what is computed."""
-    with attemper.open_run(folder) as run:
+    with attemper.open(folder) as run:
         one_by_one = judge(run.ranks.samples([moments[:CHECKED] for moments in run.ranks.moments]))
         first = Verdict(run.ranks, stop=int(run.ranks.moments[0]["step"][CHECKED])).judge()
         assert list(map(str, first.alarms)) == list(map(str, one_by_one))

@@ -120,7 +120,7 @@ def loss_of(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     return out.float().square().mean()
 
 
-def train(model: nn.Module, inputs: tuple[Any, ...], watch: attemper.Watch | None) -> list[float]:
+def train(model: nn.Module, inputs: tuple[Any, ...], watch: attemper.types.Watch | None) -> list[float]:
     torch.manual_seed(1)
     random.seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

@@ -101,7 +101,7 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 class Numbered:
     """A watch whose steps have the loop's numbers."""
 
-    def __init__(self, watch: attemper.Watch) -> None:
+    def __init__(self, watch: attemper.types.Watch) -> None:
         self.watch, self.number = watch, 0
 
     def step(self) -> None:
@@ -109,7 +109,7 @@ class Numbered:
         self.number += 1
 
 
-def train(case: str, profile: Any, folder: Path) -> tuple[Any, attemper.Watch, list[torch.Tensor]]:
+def train(case: str, profile: Any, folder: Path) -> tuple[Any, attemper.types.Watch, list[torch.Tensor]]:
     build, options = MODELS[case]
     one = build()
     store = folder / str(len(list(folder.iterdir()))) if case == "stored" else None
@@ -198,7 +198,7 @@ def test_a_failure_in_a_hook_whose_report_fails_goes_to_the_log(
         raise Fault("no report")
 
     one, plain = model(), run(model(), None)
-    monkeypatch.setattr(attemper.Watch, "note_failure", fail)
+    monkeypatch.setattr(attemper.types.Watch, "note_failure", fail)
     monkeypatch.setattr(CallContext, "leave_module", fail)
     with attemper.watch(one) as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")

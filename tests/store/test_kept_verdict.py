@@ -74,7 +74,7 @@ def session(folder: Path, taken: Iterable[Sample], *, killed: bool = False, rank
 
 def told(folder: Path, limits: AlarmLimits | None = None) -> dict[str, Any]:
     """All that a judge says of a run, as text: NaN is no number's equal."""
-    with attemper.open_run(folder) as run:
+    with attemper.open(folder) as run:
         steps = [int(run.steps[len(run) * place // 4]) for place in (1, 3)]
         one = run.judge
         return {
@@ -150,7 +150,7 @@ def test_what_was_kept_is_what_would_be_computed(tmp_path: Path, fed: list[int],
 def test_a_run_that_was_judged_to_its_end_is_not_judged_again(tmp_path: Path, fed: list[int]) -> None:
     session(tmp_path / "a", restless(333, 1))
     fed.clear()
-    with attemper.open_run(tmp_path / "a") as run:
+    with attemper.open(tmp_path / "a") as run:
         assert len(run.alarms()) > 100
         assert run.alarms(run.judge.limits) == run.alarms()
     assert not fed
@@ -159,7 +159,7 @@ def test_a_run_that_was_judged_to_its_end_is_not_judged_again(tmp_path: Path, fe
 def test_of_a_run_that_was_killed_a_reader_judges_what_came_after_what_was_kept(tmp_path: Path, fed: list[int]) -> None:
     session(tmp_path / "a", restless(900, 1), killed=True)
     fed.clear()
-    with attemper.open_run(tmp_path / "a") as run:
+    with attemper.open(tmp_path / "a") as run:
         assert run.alarms()
     assert sum(fed) == 900 - kept(tmp_path / "a")[-1] == 900 - 896
 
@@ -193,7 +193,7 @@ def test_limits_of_the_watch_are_kept_and_others_are_computed(tmp_path: Path, fe
     run.close()
     assert kept(tmp_path / "a")[-1] == 400
     fed.clear()
-    with attemper.open_run(tmp_path / "a") as found:
+    with attemper.open(tmp_path / "a") as found:
         assert found.alarms(watched) == found.alarms()
     assert not fed
     assert told(tmp_path / "a") == computed(tmp_path / "a")
@@ -222,7 +222,7 @@ def test_a_verdict_by_other_laws_is_not_taken_and_the_next_writer_replaces_it(
             fragment.describe({"limits": {"logits": 7.0}} if what == "limits" else {"fewest_keys": 9})
             fragment.close()
     fed.clear()
-    with attemper.open_run(folder) as run:
+    with attemper.open(folder) as run:
         run.alarms()
     assert sum(fed) == 400
     assert kept(folder) == before
@@ -236,10 +236,10 @@ def test_a_verdict_by_other_laws_is_not_taken_and_the_next_writer_replaces_it(
 
 def test_texts_are_those_of_the_version_that_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session(tmp_path / "a", restless(300, 6))
-    before = attemper.open_run(tmp_path / "a").alarms()
+    before = attemper.open(tmp_path / "a").alarms()
     for one in judge.ALARMS:
         monkeypatch.setitem(vars(one), "advice", "Another one.")
-    after = attemper.open_run(tmp_path / "a").alarms()
+    after = attemper.open(tmp_path / "a").alarms()
     assert {alarm.advice for alarm in after} == {"Another one."}
     assert [alarm.message for alarm in after] == [alarm.message for alarm in before]
 
@@ -263,7 +263,7 @@ def test_a_run_that_was_thinned_has_no_verdict_also_where_it_goes_on(tmp_path: P
     session(folder, taken[:300])
     assert kept(folder)
     session(folder, taken[300:1200], max_bytes=100_000)
-    assert attemper.open_run(folder).remarks
+    assert attemper.open(folder).remarks
     assert not kept(folder)
     fed.clear()
     session(folder, taken[1200:])
@@ -293,7 +293,7 @@ def test_a_reader_goes_on_from_what_was_kept_while_the_run_is_written(tmp_path: 
             fragment.append(one)
             if fragment.fold():
                 keeper.follow(time.monotonic() + 60)
-        readers.append(attemper.open_run(tmp_path))
+        readers.append(attemper.open(tmp_path))
         for run in readers:
             fed.clear()
             assert list(map(str, run.alarms())) == list(map(str, readers[-1].alarms()))
@@ -351,7 +351,7 @@ def test_a_verdict_that_was_damaged_is_an_error(tmp_path: Path, change: str) -> 
     session(tmp_path / "a", restless(300, 14))
     with closing(sqlite3.connect(tmp_path / "a" / FILE)) as connection, connection:
         connection.execute(f"UPDATE verdict SET {change}")
-    with attemper.open_run(tmp_path / "a") as run, pytest.raises(InputError, match="its file is damaged"):
+    with attemper.open(tmp_path / "a") as run, pytest.raises(InputError, match="its file is damaged"):
         run.alarms()
 
 
@@ -373,7 +373,7 @@ def test_numbers_that_are_none_are_not_taken_though_their_checksum_fits(
 ) -> None:
     session(tmp_path / "a", restless(300, 15))
     expected = computed(tmp_path / "a")
-    with attemper.open_run(tmp_path / "a") as run:
+    with attemper.open(tmp_path / "a") as run:
         assert isinstance(run.judge, RunJudge)
         wrong = WRONG[what](run.judge)
     with closing(sqlite3.connect(tmp_path / "a" / FILE)) as connection, connection:

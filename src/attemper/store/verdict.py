@@ -17,7 +17,7 @@ from attemper.readings.run_judge import RunJudge
 from attemper.store.about import UNMEASURED
 from attemper.store.checksum import put
 from attemper.store.columns import columns
-from attemper.store.folding import CHUNK
+from attemper.store.compaction import CHUNK
 from attemper.store.ranks import Ranks
 from attemper.store.schema import Tables
 from attemper.store.series import FragmentReader, between
