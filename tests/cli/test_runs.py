@@ -460,7 +460,7 @@ def test_one_bad_run_leaves_the_others_in_the_list(
 
     opened = attemper.open
     whole = json.loads(command("runs", str(folder), "--json")[1])["runs"]
-    monkeypatch.setattr("attemper.store.folder.open_run", broken)
+    monkeypatch.setattr("attemper.results.run.open_run", broken)
     code, out, _ = command("runs", str(folder), "--json")
     found = json.loads(out)["runs"]
     assert code == 0

@@ -137,7 +137,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_public_names_are_these() -> None:
     assert attemper.types.Pattern is Pattern
-    assert attemper.pattern.__module__ == Pattern.__module__
+    assert (attemper.pattern.__module__, Pattern.__module__) == ("attemper.monitor.pattern", "attemper.results.pattern")
 
 
 def test_a_newline_and_a_tab_are_arrows() -> None:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 import attemper
 from attemper.lab.model import ByteModel, encode, load, windows
+from attemper.readings.reading import Alarm
 
 TEXT = windows(encode(Path(__file__).read_text("utf-8")), 256)[:4]
 SITE, HEAD = "blocks.1.attention", 2
 
 
-def watched(change: Callable[[Tensor, Tensor], object]) -> list[attemper.readings.reading.Alarm]:
+def watched(change: Callable[[Tensor, Tensor], object]) -> list[Alarm]:
     """Alarms at one head of the shipped model, in a training step, after ``change`` of its q and k projections."""
     model = load().train()
     attention: Any = model.get_submodule(SITE)
@@ -31,7 +32,7 @@ def watched(change: Callable[[Tensor, Tensor], object]) -> list[attemper.reading
     return [alarm for alarm in watch.alarms() if (alarm.site, alarm.head) == (SITE, HEAD)]
 
 
-def kinds(alarms: list[attemper.readings.reading.Alarm]) -> set[tuple[str, str]]:
+def kinds(alarms: list[Alarm]) -> set[tuple[str, str]]:
     return {(alarm.kind, alarm.severity) for alarm in alarms}
 
 

@@ -56,14 +56,14 @@ def test_what_is_something_else_is_one_clear_error(tmp_path: Path):
 
 def test_two_of_any_one_kind_are_compared(model: ByteModel):
     other = ByteModel(model.config).eval()
-    scans = [attemper.scan(one, [BATCH]) for one in (model, other)]
-    of_scans, of_models = attemper.compare(*scans), attemper.compare(model, other, [BATCH])
+    before, after = (attemper.scan(one, [BATCH]) for one in (model, other))
+    of_scans, of_models = attemper.compare(before, after), attemper.compare(model, other, [BATCH])
     assert isinstance(of_models, Comparison)
     assert of_models.to_dict() == of_scans.to_dict()
-    prints = [attemper.fingerprint(one, [BATCH]) for one in (model, other)]
-    explained = attemper.compare(*prints)
+    a, b = (attemper.fingerprint(one, [BATCH]) for one in (model, other))
+    explained = attemper.compare(a, b)
     assert isinstance(explained, Explanation)
-    assert explained.message == attemper.explain(*prints).message
+    assert explained.message == attemper.explain(a, b).message
 
 
 def test_two_of_different_kinds_or_without_what_they_need_are_refused(model: ByteModel):

@@ -169,7 +169,11 @@ def given_reasons() -> Iterator[str]:
         yield by_hand[name]
     yield from (identity.FACTOR, identity.DIFFERENCE)
     yield from (softmax_by_hand.RANDOM.format("gumbel_softmax"), softmax_by_hand.CHANGED.format("mul"))
-    for file in (*PACKAGE.glob("sites/*.py"), *PACKAGE.glob("monitor/*.py"), PACKAGE / "readings/part.py"):
+    for file in (
+        *PACKAGE.glob("sites/*.py"),
+        *(file for room in ("monitor", "distributed") for file in PACKAGE.glob(f"{room}/*.py")),
+        PACKAGE / "readings/part.py",
+    ):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             match node:
                 case ast.Call(ast.Name("UnsupportedCallError"), [_, text, *_]):

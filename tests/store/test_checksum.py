@@ -60,7 +60,7 @@ def shown(path: Path) -> dict[str, Any]:
         return everything(run)
 
 
-def everything(run: attemper.Run) -> dict[str, Any]:
+def everything(run: attemper.types.Run) -> dict[str, Any]:
     """All that a run shows of what it holds, and from what everything else follows."""
     with run.ranks.snapshot():
         coarse = [columns(run.ranks, name, key, 8) for key in run.ranks.sites for name in run.statistics]

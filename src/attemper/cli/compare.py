@@ -105,7 +105,7 @@ def compare(
             for side, known in zip((a, b), stored, strict=True)
         ]
         readings = [side if isinstance(side, Reading) else side.reading for side in sides]
-        found = attemper.compare(*sides, names=_names(a, b, readings))
+        found = attemper.compare(sides[0], sides[1], names=_names(a, b, readings))
         if html is not None:
             found.to_html(html, patterns=_patterns((a, b), words, given, found) if picture else ((), ()))
     if as_json:
