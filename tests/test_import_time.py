@@ -46,7 +46,7 @@ def asked(*questions: str) -> dict[str, tuple[str, set[str]]]:
 
 ROOT = "import attemper; attemper.__version__; dir(attemper)"
 ERROR = "import attemper; attemper.InputError"
-READINGS = "import attemper; attemper.Scan, attemper.compare, attemper.open"
+READINGS = "import attemper; attemper.Scan, attemper.compare, attemper.AlarmLimits"
 ATTENTION = "import attemper; attemper.attention; attemper.functional"
 SCAN = "import attemper; attemper.scan"
 LAYERS = [name for name in WITHOUT_TORCH if (SRC / name).is_dir() or (SRC / f"{name}.py").is_file()]
