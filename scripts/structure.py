@@ -1,7 +1,9 @@
 """Prints the counts by which docs/design/0010-one-house.md is judged: python scripts/structure.py [FOLDER]
 
-Files and lines of Python, circles of imports between files, files that name a statistic, places that ask for softmax
-by name, imports of another file's private names, short files, signatures that the formatter may not touch.
+Files and lines of Python, of them code, docstrings and imports; circles of imports between files, those inside
+functions counted, and how many stand there; public names of the root; files that name a statistic, places that ask for
+softmax by name, imports of another file's private names, short files, signatures that the formatter may not touch;
+words of prose by kind, lines of tests, and files in git.
 
 ``python scripts/structure.py --diagram`` prints the rooms and who imports whom, as docs/design/0001-architecture.md
 shows them: a Mermaid drawing of the imports that stand, without those that follow from others.
@@ -11,7 +13,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -37,7 +41,7 @@ def main(arguments: list[str]) -> int:
     if "--diagram" in arguments:
         print(diagram(sources))
         return 0
-    for name, value in counts(sources).items():
+    for name, value in (counts(sources) | ({} if folders else beside())).items():
         print(f"{value:>7,}  {name}")
     return 0
 
@@ -83,10 +87,17 @@ def module_of(path: Path, folder: Path) -> str:
 
 def counts(sources: Mapping[str, str]) -> dict[str, int]:
     by_name = {module: len(BY_NAME.findall(source)) for module, source in sources.items()}
+    late = {module: imported(text, sources, inside=True) - imported(text, sources) for module, text in sources.items()}
+    in_commands = sum(len(found) for module, found in late.items() if room_of(module) == "cli")
     return {
         "files": len(sources),
         "lines": sum(source.count("\n") for source in sources.values()),
-        "circles of imports, in groups of files": len(circles(sources)),
+        "of them docstrings": sum(map(docstring_lines, sources.values())),
+        "of them imports": sum(map(import_lines, sources.values())),
+        "circles of imports, late ones counted, in groups of files": len(circles(sources)),
+        "imports inside functions, outside cli/": sum(map(len, late.values())) - in_commands,
+        "imports inside functions, in cli/": in_commands,
+        "public names of the root": public_names(sources),
         f"files that name {STATISTIC}": sum(STATISTIC in source for source in sources.values()),
         "places that ask for softmax by name": sum(by_name.values()),
         "files that ask for softmax by name": sum(map(bool, by_name.values())),
@@ -97,10 +108,12 @@ def counts(sources: Mapping[str, str]) -> dict[str, int]:
 
 
 def imported(source: str, known: Mapping[str, str], inside: bool = False) -> set[str]:
-    """Files of the package that a file imports when it loads; with ``inside``, in its functions too."""
+    """Files of the package that a file imports when it loads; with ``inside``, in its functions too. Those for type
+    checkers alone never run, and do not count.
+    """
     found: set[str] = set()
     tree = ast.parse(source)
-    for node in ast.walk(tree) if inside else tree.body:
+    for node in statements(tree) if inside else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in known}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -109,9 +122,57 @@ def imported(source: str, known: Mapping[str, str], inside: bool = False) -> set
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All that stands in ``node`` and runs."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield child
+            yield from statements(child)
+
+
+def docstring_lines(source: str) -> int:
+    """Lines of strings that stand alone: of modules, classes, functions, and below names."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
+    texts = [node for node in nodes if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)]
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in texts)
+
+
+def import_lines(source: str) -> int:
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in nodes)
+
+
+def public_names(sources: Mapping[str, str]) -> int:
+    """How many names the package's ``__all__`` has."""
+    for node in ast.parse(sources.get(PACKAGE, "")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return len(ast.literal_eval(node.value))
+    return 0
+
+
+def beside() -> dict[str, int]:
+    """What stands beside the code: words of prose by kind, lines of tests, files in git."""
+    root = Path(__file__).parents[1]
+    kept = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    words = Counter[str]()
+    for name in kept:
+        if name.endswith(".md"):
+            kind = "docs/design" if name.startswith("docs/design/") else "docs" if name.startswith("docs/") else "root"
+            words[f"words of {kind}, in {'Chinese' if '.zh-' in name else 'English'}"] += len(prose(root / name))
+    tests = [root / name for name in kept if re.fullmatch(r"tests/.*\.py", name)]
+    lines = sum(path.read_text("utf-8").count("\n") for path in tests)
+    return {**dict(sorted(words.items())), "lines of tests": lines, "files in git": len(kept)}
+
+
+def prose(path: Path) -> list[str]:
+    """The words of a page, without code that stands apart and tables."""
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [word for line in text.splitlines() if not line.startswith("|") for word in line.split()]
+
+
 def circles(sources: Mapping[str, str]) -> list[set[str]]:
-    """Groups of files that import each other, each of at least two."""
-    below = {module: imported(source, sources) - {module} for module, source in sources.items()}
+    """Groups of files that import each other, at once or inside a function, each of at least two."""
+    below = {module: imported(source, sources, inside=True) - {module} for module, source in sources.items()}
     reach = {module: reached(module, below) for module in below}
     groups = {frozenset(other for other in reach[module] if module in reach[other]) | {module} for module in below}
     return [set(group) for group in groups if len(group) > 1]

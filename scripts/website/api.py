@@ -44,7 +44,7 @@ PAGES = (
     Page(
         "types", "attemper.types", "attemper.types",
         {
-            "Of reading": ("Comparison", "Explanation", "Fingerprint", "Pattern", "Run", "Watch"),
+            "Of reading": ("Comparison", "Explanation", "Fingerprint", "Pattern", "Run", "Scan", "Watch"),
             "Of attention": ("AttentionOutput", "AttentionStats"),
             "Of acting": ("Calibration", "Regularizer", "SigmaReparam", "Tempered"),
         },

@@ -11,6 +11,7 @@ from attemper.monitor.watch import Watch
 from attemper.results.comparison import Comparison
 from attemper.results.pattern import Pattern
 from attemper.results.run import Run
+from attemper.results.scan import Scan
 
 __all__ = [
     "AttentionOutput",
@@ -22,6 +23,7 @@ __all__ = [
     "Pattern",
     "Regularizer",
     "Run",
+    "Scan",
     "SigmaReparam",
     "Tempered",
     "Watch",
