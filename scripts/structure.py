@@ -28,7 +28,7 @@ SKIP = re.compile(r"# fmt: skip$", re.MULTILINE)
 
 EVERYWHERE = ("checks", "documents", "errors", "files", "text", "statistics", "__init__", "__main__", "conftest")
 """Not drawn: every room may import them, or they only start another."""
-UPPER = ("fingerprints.taking", "monitor.watch", "results.pattern")
+UPPER = ("fingerprints.taking", "monitor.watch", "readings.comparison", "readings.scan", "results.pattern")
 """Upper floors of rooms: layers of their own."""
 
 

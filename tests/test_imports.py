@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from scripts import structure
 
 import attemper
 from tests.support.import_table import (
@@ -118,6 +120,28 @@ def test_every_former_name_works_and_says_what_to_write_instead(name):
     assert name not in {*dir(attemper), *attemper.__all__}
     if line.startswith("attemper.types."):
         assert getattr(attemper.types, name) is found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("attemper.readings.scan.Scan", "attemper.readings.comparison.Comparison", "attemper.monitor.pattern.Pattern"),
+        *("attemper.readings.comparison.HeadChange", "attemper.fingerprints.record.Fingerprint"),
+        *("attemper.fingerprints.record.SiteFingerprint", "attemper.fingerprints.record.ModelOutput"),
+    ],
+)
+def test_pickles_of_earlier_versions_find_their_classes(name: str):
+    module, _, attribute = name.rpartition(".")
+    # What a pickle of 0.2 holds of a class: its module and its name.
+    assert isinstance(pickle.loads(f"c{module}\n{attribute}\n.".encode()), type)
+
+
+def test_no_files_import_each_other_in_functions_either():
+    sources = structure.sources_of()
+    assert structure.circles(sources) == []
+    late = {"a": "def f():\n    from attemper import b\n", "b": "from attemper.a import f\n"}
+    late = {f"attemper.{name}": source for name, source in late.items()}
+    assert structure.circles(late) == [{"attemper.a", "attemper.b"}]
 
 
 def test_dir_holds_public_names_alone():

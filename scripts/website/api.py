@@ -112,7 +112,7 @@ PAGES = (
                 "attemper.readings.rows.Rows", "attemper.readings.rows.SiteRows",
             ),
             "Fingerprints": (
-                "attemper.fingerprints.record.SiteFingerprint", "attemper.fingerprints.explanation.Remark",
+                "attemper.fingerprints.site.SiteFingerprint", "attemper.fingerprints.explanation.Remark",
             ),
             "A comparison": ("attemper.results.comparison.HeadChange",),
             "A stored run": (

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from attemper.errors import BackendError, InputError, MissingExtraError
     from attemper.fingerprints.explain import explain
     from attemper.fingerprints.explanation import Explanation as Explanation
-    from attemper.fingerprints.fingerprint import Fingerprint as Fingerprint
-    from attemper.fingerprints.fingerprint import load_fingerprint as load_fingerprint
+    from attemper.fingerprints.record import Fingerprint as Fingerprint
+    from attemper.fingerprints.record import load_fingerprint as load_fingerprint
     from attemper.fingerprints.taking.fingerprint import fingerprint
     from attemper.functional.attention import attention, attention_statistics, varlen_attention
     from attemper.functional.attention import dense_weights as dense_weights
@@ -88,14 +88,14 @@ _FORMER = {
     "Calibration": ("attemper.control.calibration", "attemper.types.Calibration"),
     "Comparison": ("attemper.results.comparison", "attemper.types.Comparison"),
     "Explanation": ("attemper.fingerprints.explanation", "attemper.types.Explanation"),
-    "Fingerprint": ("attemper.fingerprints.fingerprint", "attemper.types.Fingerprint"),
+    "Fingerprint": ("attemper.fingerprints.record", "attemper.types.Fingerprint"),
     "Pattern": ("attemper.results.pattern", "attemper.types.Pattern"),
     "Regularizer": ("attemper.control.regularize", "attemper.types.Regularizer"),
     "SigmaReparam": ("attemper.control.sigma_reparam", "attemper.types.SigmaReparam"),
     "Tempered": ("attemper.control.temper", "attemper.types.Tempered"),
     "Watch": ("attemper.monitor.watch", "attemper.types.Watch"),
     "dense_weights": ("attemper.functional.attention", "attemper.functional.dense_weights"),
-    "load_fingerprint": ("attemper.fingerprints.fingerprint", "attemper.open(path)"),
+    "load_fingerprint": ("attemper.fingerprints.record", "attemper.open(path)"),
     "load_scan": ("attemper.results.scan", "attemper.open(path)"),
     "open_run": ("attemper.results.run", "attemper.open(path)"),
 }

@@ -6,7 +6,7 @@ from attemper.control.regularize import Regularizer
 from attemper.control.sigma_reparam import SigmaReparam
 from attemper.control.temper import Tempered
 from attemper.fingerprints.explanation import Explanation
-from attemper.fingerprints.fingerprint import Fingerprint
+from attemper.fingerprints.record import Fingerprint
 from attemper.monitor.watch import Watch
 from attemper.results.comparison import Comparison
 from attemper.results.pattern import Pattern

@@ -12,7 +12,7 @@ from torch import nn
 
 import attemper
 from attemper.errors import InputError
-from attemper.fingerprints.record import GRAMS, OFFSETS, VECTOR_ROWS, projection
+from attemper.fingerprints.site import GRAMS, OFFSETS, VECTOR_ROWS, projection
 from attemper.fingerprints.taking.rows import grams_of
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import padded, tiny, tokens

@@ -17,8 +17,8 @@ import attemper
 from attemper.errors import InputError
 from attemper.fingerprints.encoding import pack, round_rows, unpack
 from attemper.fingerprints.file import LATER
-from attemper.fingerprints.fingerprint import load_fingerprint
-from attemper.fingerprints.record import COUNTS, STATISTICS, chosen_rows, chosen_sequences, keys_of_row, projection
+from attemper.fingerprints.record import load_fingerprint
+from attemper.fingerprints.site import COUNTS, STATISTICS, chosen_rows, chosen_sequences, keys_of_row, projection
 from tests.support.engine_models import tiny, tokens
 from tests.support.engine_patches import biased
 

@@ -12,8 +12,8 @@ import torch
 
 import attemper
 from attemper.fingerprints.encoding import round_rows
-from attemper.fingerprints.fingerprint import Fingerprint
 from attemper.fingerprints.levels import levels
+from attemper.fingerprints.record import Fingerprint
 from tests.support.engine_models import tiny, tokens
 from tests.support.engine_pairs import clean
 

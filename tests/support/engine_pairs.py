@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import attemper
-from attemper.fingerprints.record import SiteFingerprint
+from attemper.fingerprints.site import SiteFingerprint
 from attemper.types import Fingerprint
 from tests.support.engine_faults import FAULTS, Fault
 from tests.support.engine_models import PRETRAINED, TOKENS, Tiny, padded, text, tiny, tokens

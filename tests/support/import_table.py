@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nn": {"functional", "schedules", "call"},
     "sites": {"functional", "nn", "call", "backends"},
     "readings": set(),
+    "readings.scan": {"results"},  # where old pickles look, until 0.4; so the next
+    "readings.comparison": {"results"},
     "fingerprints": set(),
     "store": {"readings"},
     "report": {"store", "readings", "fingerprints"},

@@ -122,7 +122,7 @@ def compare(
 def _explain(a: str, b: str, given: Input, as_json: bool, html: Path | None) -> None:
     """Prints why two fingerprints, or models, differ, and writes the page; exits with 3 if that is a fault."""
     import attemper
-    from attemper.fingerprints.fingerprint import load_fingerprint
+    from attemper.fingerprints.record import load_fingerprint
 
     check_files(html, None)
     stored = [load_fingerprint(side) if _is_safetensors(side) else None for side in (a, b)]

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from attemper.errors import InputError
-from attemper.fingerprints.fingerprint import Fingerprint
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import ModelOutput, SiteFingerprint
+from attemper.fingerprints.record import Fingerprint
+from attemper.fingerprints.site import ModelOutput, SiteFingerprint
 from attemper.text import clean, clean_name, count
 
 _BY_ROW = ("residual", "input", "attended", "change", "grams")

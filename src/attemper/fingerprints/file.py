@@ -16,7 +16,7 @@ from attemper.documents import COUNT, check_document, parse_json, read_safetenso
 from attemper.errors import InputError
 from attemper.files import check_header, write_whole
 from attemper.fingerprints.encoding import EXPONENT, pack, unpack, wide
-from attemper.fingerprints.record import (
+from attemper.fingerprints.site import (
     ANCHORS,
     COUNTS,
     GRAMS,

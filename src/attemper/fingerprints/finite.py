@@ -6,7 +6,7 @@ import numpy as np
 
 from attemper.fingerprints.finding import Finding
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import SiteFingerprint
+from attemper.fingerprints.site import SiteFingerprint
 
 _CERTAIN = ("query", "key", "final")
 _STAGES = {"residual": ("input", "residual"), "input": ("input", "input")}

@@ -8,8 +8,8 @@ import numpy as np
 
 from attemper.fingerprints import finite, floor
 from attemper.fingerprints.align import align, other_padding
-from attemper.fingerprints.fingerprint import Fingerprint
 from attemper.fingerprints.pair import SitePair
+from attemper.fingerprints.record import Fingerprint
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from attemper.fingerprints.explanation import Explanation
-    from attemper.fingerprints.fingerprint import Fingerprint
+    from attemper.fingerprints.record import Fingerprint
 
     Side = HasReading | Reading | Mapping[str, Any] | str | os.PathLike[str] | nn.Module
 
@@ -81,4 +81,4 @@ def compare(
 
 def _is_fingerprint(side: Any) -> bool:
     """Told by where its class stands: two scans are compared without numpy, which fingerprints load."""
-    return any(one.__module__ == "attemper.fingerprints.fingerprint" for one in type(side).__mro__)
+    return any(one.__module__ == "attemper.fingerprints.record" for one in type(side).__mro__)

@@ -14,8 +14,8 @@ from attemper.files import write_whole
 from attemper.fingerprints import floor
 from attemper.fingerprints.explanation import Explanation
 from attemper.fingerprints.finding import short
-from attemper.fingerprints.fingerprint import Fingerprint
 from attemper.fingerprints.levels import STAGES, SiteLevels, levels
+from attemper.fingerprints.record import Fingerprint
 from attemper.report.page import asset, policy, templates
 from attemper.report.texts import Message, message, page_texts
 from attemper.text import clean, number, script_json

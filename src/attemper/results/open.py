@@ -8,7 +8,7 @@ from typing import Any
 
 from attemper.errors import InputError
 from attemper.fingerprints.file import is_fingerprint
-from attemper.fingerprints.fingerprint import load_fingerprint
+from attemper.fingerprints.record import load_fingerprint
 from attemper.readings.part_file import is_json
 from attemper.results.run import open_run
 from attemper.results.scan import load_scan

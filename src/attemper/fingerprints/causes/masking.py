@@ -6,7 +6,7 @@ import numpy as np
 
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import SiteFingerprint
+from attemper.fingerprints.site import SiteFingerprint
 from attemper.text import count
 
 STAGE = "visible keys"

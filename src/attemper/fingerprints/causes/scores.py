@@ -11,7 +11,7 @@ import numpy as np
 
 from attemper.fingerprints.finding import ACCEPTED, Finding, in_words, short
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import SiteFingerprint, scaled_products
+from attemper.fingerprints.site import SiteFingerprint, scaled_products
 
 STAGE = "final score"
 EXACT = 2e-5

@@ -13,7 +13,7 @@ from attemper.fingerprints.causes.scores import log_length
 from attemper.fingerprints.finding import Finding, in_words, short
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.prediction import REPRODUCED, Prediction, slope
-from attemper.fingerprints.record import PAIRS
+from attemper.fingerprints.site import PAIRS
 
 STAGE = "q and k"
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from attemper.fingerprints.finding import short
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import SIDE, weight_shape
+from attemper.fingerprints.site import SIDE, weight_shape
 
 SAME = 0.1
 """Weights are the same if their sketches differ by at most so much: rounding to few bits does less, chance never."""

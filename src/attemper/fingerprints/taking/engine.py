@@ -19,8 +19,8 @@ from attemper.call.attention import measurement
 from attemper.call.request import Options
 from attemper.documents import read_safetensors
 from attemper.errors import InputError
-from attemper.fingerprints.fingerprint import Fingerprint
-from attemper.fingerprints.record import ROWS, SiteFingerprint, chosen_sequences
+from attemper.fingerprints.record import Fingerprint
+from attemper.fingerprints.site import ROWS, SiteFingerprint, chosen_sequences
 from attemper.fingerprints.taking.fingerprint import check_heads, hash_of_tokens
 from attemper.fingerprints.taking.rows import SeenAttention, of_sequences
 from attemper.fingerprints.taking.scale import fit_output, fit_scores

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from attemper.call.attention import measurement
 from attemper.checks import index_of, whole_number
 from attemper.errors import BackendError, InputError
-from attemper.fingerprints.fingerprint import Fingerprint
-from attemper.fingerprints.record import ROWS, ModelOutput, SiteFingerprint, chosen_sequences
+from attemper.fingerprints.record import Fingerprint
+from attemper.fingerprints.site import ROWS, ModelOutput, SiteFingerprint, chosen_sequences
 from attemper.fingerprints.taking.grids import grid_of
 from attemper.fingerprints.taking.output import join_outputs, output_of
 from attemper.fingerprints.taking.rows import SeenAttention

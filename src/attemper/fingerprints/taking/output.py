@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from attemper.fingerprints.encoding import round_rows
-from attemper.fingerprints.record import ModelOutput, join_rows
+from attemper.fingerprints.site import ModelOutput, join_rows
 from attemper.fingerprints.taking.rows import sketch_of
 from attemper.fingerprints.taking.site import CallRows
 

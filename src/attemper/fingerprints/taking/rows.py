@@ -16,7 +16,7 @@ from attemper.backends.contract import Problem
 from attemper.call.sampling import pick
 from attemper.fingerprints.causes.outputs import mismatch
 from attemper.fingerprints.encoding import round_rows
-from attemper.fingerprints.record import (
+from attemper.fingerprints.site import (
     COUNTS,
     PAIRS,
     PROJECTIONS,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attemper.errors import InputError
 from attemper.fingerprints.encoding import round_rows
-from attemper.fingerprints.record import (
+from attemper.fingerprints.site import (
     ANCHORS,
     COUNTS,
     GRAMS,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.fingerprints.encoding import round_rows
-from attemper.fingerprints.record import SIDE, projection
+from attemper.fingerprints.site import SIDE, projection
 from attemper.fingerprints.taking.site import WIDE
 from attemper.sites.names import class_name
 from attemper.sites.sharded import is_dtensor
