@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper.backends.chunk_sums import clear, empty_sums
 from attemper.backends.contract import Problem
+from attemper.backends.sums import clear, empty_sums
 from attemper.call.call_sums import add
 from attemper.sites import tap_buffers
 

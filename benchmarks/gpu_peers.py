@@ -16,8 +16,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attemper
-from attemper.backends.chunk_sums import empty_sums
 from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.backends.sums import empty_sums
 from attemper.call.call_sums import add
 
 

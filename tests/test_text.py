@@ -104,7 +104,7 @@ AT_LEAST_TWO = {
     "fingerprints/align.py": "a name of what counts places",
     "lab/": "experiments have many of everything",
     "distributed/data_parallel.py": "ranks of a mesh",
-    "monitor/head_weights.py": "more than the largest number of weights",
+    "monitor/pattern.py": "more than the largest number of weights",
     "distributed/reduction.py": "ranks that are merged",
     "distributed/slots.py": "ranks that are merged",
     "nn/normalizers.py": "one value for each of several heads",

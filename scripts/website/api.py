@@ -127,7 +127,7 @@ PAGES = (
             ),
             "Numbers for trackers": (
                 "attemper.integrations.metrics.scalars", "attemper.integrations.metrics.budget",
-                "attemper.integrations.metrics.Budget", "attemper.integrations.sinks.sink",
+                "attemper.integrations.metrics.Budget", "attemper.integrations.trackers.sink",
             ),
             "The lab": (
                 "attemper.lab.run", "attemper.lab.train", "attemper.lab.read_results",

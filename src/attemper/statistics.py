@@ -450,7 +450,7 @@ COLUMNS = (
     "rows_of_normalized_entropy",
     "rows_of_first_token_mass",
 )
-"""The single columns of a head's sums (``backends/chunk_sums.py``), in the order of the kernels. Sums over valid rows;
+"""The single columns of a head's sums (``backends/sums.py``), in the order of the kernels. Sums over valid rows;
 of the two that need more keys, with rows of their own. A new statistic is not among them: what asks for it is reduced
 from its rows.
 """

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import attemper
-from attemper.backends.chunk_sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH
 from attemper.backends.native.arguments import STATISTICS
 from attemper.backends.native.library import check, library
 from attemper.backends.native.rows import DERIVED
 from attemper.backends.normalizers import CODES
+from attemper.backends.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH
 from attemper.errors import BackendError
 from attemper.statistics import ONE_PASS, Column, state_columns
 from tests.support.fixtures import NATIVE
@@ -125,7 +125,7 @@ from types import SimpleNamespace as Some
 import torch
 
 import attemper
-from attemper.backends.chunk_sums import SUMMED
+from attemper.backends.sums import SUMMED
 from attemper.call.formulas import FORMULAS
 from attemper.call.call_sums import BACKEND, accumulates
 from attemper.monitor.head_sums import SiteSums

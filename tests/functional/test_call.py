@@ -204,9 +204,9 @@ def test_options_without_a_meaning_are_refused(what: str):
 @pytest.mark.parametrize("function", ["attention_statistics", "dense_weights"])
 def test_messages_name_the_function_that_was_called(function: str):
     with pytest.raises(InputError, match=rf"{function}\(query=\.\.\.\) must have 4 dimensions"):
-        getattr(attemper, function)(Q[0], KV)
+        getattr(attemper.functional, function)(Q[0], KV)
     with pytest.raises(InputError, match=rf"{function}\(temperature=\.\.\.\) must be above 0"):
-        getattr(attemper, function)(Q, KV, temperature=-1)
+        getattr(attemper.functional, function)(Q, KV, temperature=-1)
 
 
 def test_statistics_of_nothing_are_refused():
@@ -398,7 +398,7 @@ def test_every_option_of_attention_is_in_the_signature_of_its_kin(name: str):
         parameters = inspect.signature(function).parameters.values()
         return {one.name: one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
 
-    whole, some = options(attemper.attention), options(getattr(attemper, name))
+    whole, some = options(attemper.attention), options(getattr(attemper.functional, name, None) or attemper.tap)
     if name == "tap":
         whole = {option: whole[option] for option in ScoreKeywords.__annotations__}
     else:

@@ -37,7 +37,7 @@ def call(function: str, temperature: float, backend: str) -> object:
         "dense_weights": tensors()[:2],
         "varlen_attention": [packed, packed, packed, offsets, offsets],
     }
-    return getattr(attemper, function)(*arguments[function], temperature=temperature, backend=backend)
+    return getattr(attemper.functional, function)(*arguments[function], temperature=temperature, backend=backend)
 
 
 @pytest.mark.parametrize("temperature", BAD, ids=str)

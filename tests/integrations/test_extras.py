@@ -15,7 +15,7 @@ FRAMEWORKS = {"transformers", "lightning", "accelerate", "wandb"}
 ASK = """
 import importlib, json, sys
 
-import attemper.integrations.sinks, attemper.integrations.metrics, attemper.integrations.training
+import attemper.integrations.trackers, attemper.integrations.metrics, attemper.integrations.training
 
 found = {"loaded": sorted(sys.modules)}
 for name in sys.argv[1:]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attemper.integrations.pictures import Pictures, Range, draw_method, grid, pixels, table, table_method
+from attemper.integrations.trackers import Pictures, Range, draw_method, grid, pixels, table, table_method
 from attemper.readings.reading import Reading
 from attemper.report.notebook import VIRIDIS
 from attemper.results.scan import Scan

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attemper import InputError
-from attemper.integrations.sinks import sink
+from attemper.integrations.trackers import sink
 
 VALUES = {"a/b": 1.5, "c": 2.0}
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import BackendError, InputError
-from attemper.backends.chunk_sums import BINNED, BINS, COLUMNS, empty_sums
+from attemper.backends.sums import BINNED, BINS, COLUMNS, empty_sums
 from attemper.call import call_sums as accumulated
 from attemper.call.attention import measurement, run
 from attemper.call.packing import Packing

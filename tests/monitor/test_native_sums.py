@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.backends.chunk_sums import COLUMNS, WIDTH
+from attemper.backends.sums import COLUMNS, WIDTH
 from attemper.call.result import AttentionStats
 from attemper.monitor import head_sums
 from attemper.readings.reading import SiteReading

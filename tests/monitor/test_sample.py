@@ -11,7 +11,7 @@ import torch
 
 import attemper
 from attemper.monitor.head_sums import SiteSums
-from attemper.monitor.sample import sample_of
+from attemper.monitor.snapshot import sample_of
 from attemper.readings.alarms import over_enough_keys
 from attemper.readings.reading import FEWEST_KEYS, HeadReading
 from attemper.readings.sample import QUANTITIES, Sample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attemper.monitor.schedule import Schedule
+from attemper.monitor.options import Schedule
 
 
 def sampled(schedule: Schedule, numbers: list[int | None]) -> list[tuple[int, bool]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attemper.backends.chunk_sums import WIDTH, empty_sums
+from attemper.backends.sums import WIDTH, empty_sums
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import SampleSums, Snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attemper.readings.columns import Columns
+from attemper.readings.head_columns import Columns
 from attemper.readings.sample import Sample, SiteLabel
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attemper.readings.sample import SiteLabel
-from attemper.store.earlier import Earlier
 from attemper.store.fragment import Fragment
+from attemper.store.opening import Earlier
 from tests.support.samples import sample, sites
 
 MODULES = {"layers.0.attn", "layers.1.attn", "layers.2.attn"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attemper.store import filesystem
+from attemper.store import place
 
 MOUNTS = r"""
 21 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -29,8 +29,8 @@ map auto_home on /System/Volumes/Data/home (autofs, automounted, nobrowse)
 def mounted(tmp_path, monkeypatch):
     listed = tmp_path / "mountinfo"
     listed.write_text(MOUNTS.lstrip())
-    monkeypatch.setattr(filesystem, "_MOUNTS", listed)
-    monkeypatch.setattr(filesystem.os.path, "realpath", str)
+    monkeypatch.setattr(place, "_MOUNTS", listed)
+    monkeypatch.setattr(place.os.path, "realpath", str)
 
 
 @pytest.mark.parametrize(
@@ -48,27 +48,27 @@ def mounted(tmp_path, monkeypatch):
     ],
 )
 def test_the_longest_mount_that_a_folder_is_under_tells_the_type_and_of_equals_the_last(mounted, folder, kind, good):
-    assert filesystem.kind(Path(folder)) == kind
-    assert filesystem.takes_write_ahead(Path(folder)) == good
+    assert place.kind(Path(folder)) == kind
+    assert place.takes_write_ahead(Path(folder)) == good
 
 
 @pytest.mark.parametrize(("folder", "kind"), [("/Users/ada", "apfs"), ("/Volumes/share/runs", "smbfs")])
 def test_where_there_is_no_proc_mount_is_asked(monkeypatch, folder, kind):
-    monkeypatch.setattr(filesystem, "_MOUNTS", Path("/nowhere"))
-    monkeypatch.setattr(filesystem.os.path, "realpath", str)
+    monkeypatch.setattr(place, "_MOUNTS", Path("/nowhere"))
+    monkeypatch.setattr(place.os.path, "realpath", str)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, MAC.lstrip()))
-    assert filesystem.kind(Path(folder)) == kind
+    assert place.kind(Path(folder)) == kind
 
 
 def test_a_system_that_does_not_tell_is_not_known_to_be_good(monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(filesystem, "_MOUNTS", Path("/nowhere"))
+    monkeypatch.setattr(place, "_MOUNTS", Path("/nowhere"))
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert filesystem.kind(Path("/")) == ""
-    assert not filesystem.takes_write_ahead(Path("/"))
+    assert place.kind(Path("/")) == ""
+    assert not place.takes_write_ahead(Path("/"))
 
 
 def test_this_machine_tells_the_type_of_its_own_folders(tmp_path):
-    assert filesystem.kind(tmp_path)
+    assert place.kind(tmp_path)

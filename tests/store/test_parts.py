@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attemper.errors import InputError, MissingExtraError
-from attemper.store import filesystem, parts
+from attemper.store import parts, place
 from attemper.store.chunk import round_bits
 from attemper.store.replay import replay
 from attemper.store.target import FolderTarget, open_target
@@ -28,7 +28,7 @@ def where(request, tmp_path, monkeypatch):
     (tmp_path / "local").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "local"))
     if request.param == "folder":
-        monkeypatch.setattr(filesystem, "kind", lambda folder: "" if "shared" in folder.parts else "ext4")
+        monkeypatch.setattr(place, "kind", lambda folder: "" if "shared" in folder.parts else "ext4")
         return tmp_path / "shared" / "run"
     memory = pytest.importorskip("fsspec.implementations.memory", reason="fsspec is not installed")
     memory.MemoryFileSystem.store.clear()

@@ -10,7 +10,7 @@ import pytest
 
 import attemper
 from attemper import Store
-from attemper.store import filesystem, place, schema
+from attemper.store import place, schema
 from attemper.store.place import place_of
 from attemper.store.writer import open_writer
 from tests.support.samples import sample
@@ -21,13 +21,13 @@ def network(tmp_path, monkeypatch) -> Path:
     """A folder on NFS, beside a temporary folder that is local."""
     shared, local = tmp_path / "shared", tmp_path / "local"
     local.mkdir()
-    monkeypatch.setattr(filesystem, "kind", lambda folder: "nfs4" if shared in (folder, *folder.parents) else "ext4")
+    monkeypatch.setattr(place, "kind", lambda folder: "nfs4" if shared in (folder, *folder.parents) else "ext4")
     monkeypatch.setattr(tempfile, "tempdir", str(local))
     return shared / "run"
 
 
 def test_on_a_known_file_system_the_live_file_lies_in_the_folder_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(filesystem, "kind", lambda folder: "ext4")
+    monkeypatch.setattr(place, "kind", lambda folder: "ext4")
     found = place_of(Store(tmp_path / "a"), 0)
     assert (found.folder, found.write_ahead, found.target, found.why) == (tmp_path / "a", True, None, None)
     assert (tmp_path / "a").is_dir()
@@ -93,7 +93,7 @@ def test_a_url_that_cannot_be_reached_is_told_and_training_goes_on(network, capl
 
 
 def test_where_the_temporary_folder_is_no_better_there_is_no_log_beside_the_file(network, monkeypatch):
-    monkeypatch.setattr(filesystem, "kind", lambda folder: "nfs4")
+    monkeypatch.setattr(place, "kind", lambda folder: "nfs4")
     run = open_writer(network)
     run.take(sample(0))
     run.flush()

@@ -16,7 +16,7 @@ import pytest
 import attemper
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.sample import Sample
-from attemper.store import filesystem
+from attemper.store import place as live_place
 from attemper.store.folder import delete_run, is_run
 from attemper.store.fragment import Fragment
 from attemper.store.parts import Parts
@@ -33,7 +33,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """A place that takes no live file, with two ranks' parts of 150 samples."""
     (tmp_path / "local").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "local"))
-    monkeypatch.setattr(filesystem, "kind", lambda folder: "" if "shared" in folder.parts else "ext4")
+    monkeypatch.setattr(live_place, "kind", lambda folder: "" if "shared" in folder.parts else "ext4")
     place = str(tmp_path / "shared" / "run")
     if request.param == "url":
         memory = pytest.importorskip("fsspec.implementations.memory", reason="fsspec is not installed")

@@ -100,7 +100,7 @@ def test_a_file_of_ours_that_was_cut_off_is_not_called_another_programs(tmp_path
 def test_a_closed_run_says_how_to_go_on(run):
     tables = schema.open_to_read(run)
     tables.close()
-    with pytest.raises(InputError, match=r"the run was closed: open it again with attemper\.open_run"):
+    with pytest.raises(InputError, match=r"the run was closed: open it again with attemper\.open"):
         tables.rows("SELECT 1")
 
 

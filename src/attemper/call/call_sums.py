@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.backends.chunk_sums import SUMMED, empty_sums
 from attemper.backends.contract import Problem
+from attemper.backends.sums import SUMMED, empty_sums
 from attemper.call import operator
 from attemper.call.autograd import passes_dispatcher
 from attemper.call.formulas import statistics_of

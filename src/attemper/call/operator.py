@@ -168,7 +168,7 @@ def _collect(results: list[Tensor], grads: Gradients, part: Document) -> None:
 def _accumulate(*args: Any) -> None:
     """Adds the statistics of a call to a site's sums on the device, unless the flag there is down: nothing waits.
 
-    ``backends/chunk_sums.py`` has the layout of ``sums``. ``state``, [F, B, H, R] float32, receives the state of the
+    ``backends/sums.py`` has the layout of ``sums``. ``state``, [F, B, H, R] float32, receives the state of the
     measured rows if it is given. Only for a backend that sums on the device; any other would block the host.
     """
     accumulate(Problem(*args[:COUNT]), *args[COUNT:])

@@ -260,7 +260,7 @@ class AttentionStats:
         return errors
 
     def sums(self) -> Tensor | None:
-        """The rows as sums per head, [H, WIDTH] float64 (``backends/chunk_sums.py``), by one pass of a kernel; None
+        """The rows as sums per head, [H, WIDTH] float64 (``backends/sums.py``), by one pass of a kernel; None
         where none can do it.
         """
         if not is_plain(self.normalizer) or self._facts.sink is not None or not isinstance(self._state, LazyState):

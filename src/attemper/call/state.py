@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attemper.backends import table
-from attemper.backends.chunk_sums import SUMMED
+from attemper.backends.sums import SUMMED
 from attemper.call import transforms
 from attemper.statistics import Column
 
@@ -57,7 +57,7 @@ class LazyState(Mapping[Column, Tensor]):
         return {} if kernels is None or stacked.requires_grad else kernels.statistics(self._columns, stacked, names)
 
     def sums(self, included: Tensor | None, first_tokens: int) -> Tensor | None:
-        """The rows of softmax without a sink as sums per head (``backends/chunk_sums.py``), if the kernels can."""
+        """The rows of softmax without a sink as sums per head (``backends/sums.py``), if the kernels can."""
         kernels = self._kernels()
         if kernels is None or self._columns[: len(SUMMED)] != SUMMED:
             return None

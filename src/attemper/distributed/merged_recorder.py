@@ -13,8 +13,7 @@ from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import Recorder
-from attemper.monitor.sample import with_differences
-from attemper.monitor.snapshot import SampleReadings, SampleSums
+from attemper.monitor.snapshot import SampleReadings, SampleSums, with_differences
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample
 from attemper.text import count

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from attemper.errors import MissingExtraError
-from attemper.integrations.pictures import draw_method
+from attemper.integrations.trackers import draw_method
 from attemper.integrations.training import Monitor
 from attemper.sites.transformers import NAME, register
 
@@ -56,7 +56,7 @@ class AttemperCallback(Monitor, TrainerCallback):
         every: sample one optimizer step in so many, the first one included.
         rows: query rows measured of each sequence, None for all; ``max_logit`` is then a lower bound.
         stats: what is logged, of ``integrations.metrics.STATISTICS``; everything is measured and in ``last``.
-        trackers: a list of Trainers and of whatever :func:`attemper.integrations.sinks.sink` takes.
+        trackers: a list of Trainers and of whatever :func:`attemper.integrations.trackers.sink` takes.
         max_keys: None for the names of the whole model and of every site, however many; those of heads by ``filter``.
             A number is the most names that are sent to trackers at a step: the model's first, then the sites', then the
             heads', each level with all its names or not at all. A warning of the log says what is left out.

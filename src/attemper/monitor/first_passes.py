@@ -8,8 +8,8 @@ import time
 from typing import NamedTuple
 
 from attemper.monitor.collector import Collector
+from attemper.monitor.options import Schedule
 from attemper.monitor.recorder import Recorder
-from attemper.monitor.schedule import Schedule
 from attemper.monitor.snapshot import Snapshot
 
 MOST_PASSES = 16

@@ -20,10 +20,8 @@ from torch import nn
 
 from attemper.monitor.checked_model import configuration, provenance, versions
 from attemper.monitor.collector import Collector
-from attemper.monitor.options import WatchOptions
-from attemper.monitor.sample import sample_of
-from attemper.monitor.schedule import Schedule
-from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Transfer
+from attemper.monitor.options import Schedule, WatchOptions
+from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Transfer, sample_of
 from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
 from attemper.readings.labels import JOINED

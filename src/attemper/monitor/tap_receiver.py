@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import FirstPasses
 from attemper.monitor.hooks import quietly
-from attemper.monitor.schedule import Schedule
+from attemper.monitor.options import Schedule
 from attemper.sites import tap, tap_buffers
 from attemper.sites.names import unwrap
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attemper.backends.chunk_sums import empty_sums, join
+from attemper.backends.sums import empty_sums, join
 from attemper.call.call_sums import BACKEND
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.options import Scope

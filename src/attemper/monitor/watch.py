@@ -26,9 +26,8 @@ from attemper.monitor.checked_model import NOT_RUN, check_model, device_of, prov
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
 from attemper.monitor.hooks import Door, call_of, is_running, note, quietly, weakly
-from attemper.monitor.options import NO_ALARMS, WatchOptions
+from attemper.monitor.options import NO_ALARMS, Schedule, WatchOptions
 from attemper.monitor.recorder import UNSEEN, Recorder, about
-from attemper.monitor.schedule import Schedule
 from attemper.monitor.snapshot import SampleReadings
 from attemper.monitor.tap_receiver import TapReceiver
 from attemper.readings.labels import JOINED

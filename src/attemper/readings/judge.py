@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, TEXTS, AlarmKind
-from attemper.readings.columns import Columns
+from attemper.readings.head_columns import Columns
 from attemper.readings.laws import LAWS, MARKS, SPAN, VERSION, Array
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.memory import Memory, pad

@@ -17,7 +17,7 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from attemper.backends.chunk_sums import empty_sums
+from attemper.backends.sums import empty_sums
 from attemper.call.call_sums import BACKEND, add
 from attemper.call.known_requests import KnownRequests
 from attemper.call.operator import sampled_positions

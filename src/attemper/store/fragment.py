@@ -24,10 +24,9 @@ from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, Site
 from attemper.store.about import WORDS, sentence, to_json
 from attemper.store.checksum import WHOLE, get, put, seal, whole
 from attemper.store.chunk import REST, as_kept, round_bits, split_counts
-from attemper.store.compaction import CHUNK, fold, summary
+from attemper.store.compaction import CHUNK, fold, summary, thin
 from attemper.store.schema import Tables, open_in_memory, open_to_read, open_to_write
 from attemper.store.store import DEFAULT_BITS, MANTISSA
-from attemper.store.thinning import thin
 
 logger = logging.getLogger("attemper")
 

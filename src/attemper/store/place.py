@@ -1,4 +1,4 @@
-"""Where the live file of a run lies: in its folder, or in the temporary folder where that takes no such file."""
+"""Where the live file of a run lies: in its folder, or in the temporary folder where its file system takes none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import secrets
+import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,11 +15,64 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from attemper.store.filesystem import takes_write_ahead
 from attemper.store.lock import is_held
 from attemper.store.store import Store
 from attemper.store.target import Target, open_target
 from attemper.text import clean_name
+
+KNOWN_GOOD = frozenset(("ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs", "ntfs"))
+_MOUNTS = Path("/proc/self/mountinfo")
+_MOUNTED = re.compile(r"^.+ on (?P<point>/.*) \((?P<kind>\w+)[,)]", re.MULTILINE)
+"""What ``mount`` prints for each file system where there is no /proc."""
+
+
+def takes_write_ahead(folder: Path) -> bool:
+    """Whether a folder lies on a file system of the list."""
+    return kind(folder) in KNOWN_GOOD
+
+
+def kind(folder: Path) -> str:
+    """Type of the file system that a folder lies on, such as "ext4" or "nfs4"; empty where the system does not tell."""
+    try:
+        if sys.platform == "win32":
+            return _windows_kind(folder)
+        points = _linux_points() if _MOUNTS.exists() else _listed_points()
+        return _of_longest_point(os.path.realpath(folder), points)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _of_longest_point(folder: str, points: list[tuple[str, str]]) -> str:
+    """The type at the longest of the points (point, type) that the folder is under; of equals the last was mounted."""
+    under = [(len(point), kind) for point, kind in points if os.path.commonpath((folder, point)) == point]
+    longest = max((length for length, _ in under), default=0)
+    return next((kind for length, kind in reversed(under) if length == longest), "")
+
+
+def _linux_points() -> list[tuple[str, str]]:
+    points = []
+    for line in _MOUNTS.read_text("utf-8", "surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
+        points.append((point, after.split()[0]))
+    return points
+
+
+def _listed_points() -> list[tuple[str, str]]:
+    listed = subprocess.run(["mount"], capture_output=True, text=True, timeout=5, check=True).stdout
+    return [(found["point"], found["kind"].lower()) for found in _MOUNTED.finditer(listed)]
+
+
+def _windows_kind(folder: Path) -> str:
+    import ctypes
+
+    name = ctypes.create_unicode_buffer(64)
+    root = os.path.splitdrive(os.path.realpath(folder))[0] + "\\"
+    kernel = ctypes.windll.kernel32  # pyright: ignore[reportAttributeAccessIssue]
+    local = kernel.GetDriveTypeW(root) != 4  # DRIVE_REMOTE: a share tells the type of the disk behind it
+    told = kernel.GetVolumeInformationW(root, None, 0, None, None, None, name, len(name))
+    return name.value.lower() if local and told else ""
+
 
 logger = logging.getLogger("attemper")
 

@@ -37,7 +37,7 @@ from triton.runtime.jit import JITFunction
 from attemper.backends import triton as kernels
 from attemper.backends.contract import Problem, Upstream
 from attemper.backends.normalizers import NORMALIZERS
-from attemper.backends.triton.chunk_sums import empty_sums
+from attemper.backends.triton.sums import empty_sums
 from attemper.statistics import ONE_PASS, ROWWISE_BASE, ROWWISE_ONE_PASS, state_columns
 from tests.backends.triton import kept
 

@@ -13,10 +13,10 @@ from torch import Tensor
 import attemper
 from attemper.backends import triton as kernels
 from attemper.backends.contract import Problem
-from attemper.backends.triton.chunk_sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
+from attemper.backends.triton.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
 from attemper.call.result import AttentionStats, by_head
 
-SUMMING = import_module("attemper.backends.triton.chunk_sums")
+SUMMING = import_module("attemper.backends.triton.sums")
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 

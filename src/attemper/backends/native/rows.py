@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.backends.chunk_sums import SUMMED, WIDTH
 from attemper.backends.native.arguments import STATISTICS, address
 from attemper.backends.native.library import check, library, run
 from attemper.backends.normalizers import CODES
+from attemper.backends.sums import SUMMED, WIDTH
 from attemper.statistics import STATISTICS as TABLE
 from attemper.statistics import Column
 
@@ -128,7 +128,7 @@ def _places(columns: tuple[Column, ...]) -> tuple[int | None, ...]:
 
 
 def sums(state: Tensor, included: Tensor | None, first_tokens: int) -> Tensor:
-    """[H, WIDTH] float64, the layout of ``backends/chunk_sums.py``, of softmax without a sink.
+    """[H, WIDTH] float64, the layout of ``backends/sums.py``, of softmax without a sink.
 
     ``state``: [F, B, H, R] float32, contiguous, its first columns ``SUMMED``; ``included`` [B, H, R] bool, any strides.
     """

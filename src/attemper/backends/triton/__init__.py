@@ -12,11 +12,11 @@ from torch import Tensor
 
 from attemper.backends.contract import Gradients, Problem, Upstream
 from attemper.backends.triton import launch
-from attemper.backends.triton.chunk_sums import SUMMED, add, positions_kernel
 from attemper.backends.triton.rowwise import launch as rowwise
 from attemper.backends.triton.softmax import launch as softmax
 from attemper.backends.triton.softmax.launch import winners
 from attemper.backends.triton.softmax.state import bits
+from attemper.backends.triton.sums import SUMMED, add, positions_kernel
 
 __all__ = ["SUMMED", "accumulate", "backward", "forward", "positions", "winners"]
 

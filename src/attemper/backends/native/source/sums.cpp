@@ -1,4 +1,4 @@
-// Statistics of rows as sums per head, the layout of backends/chunk_sums.py, from their state in one pass: what a reading
+// Statistics of rows as sums per head, the layout of backends/sums.py, from their state in one pass: what a reading
 // keeps of a call of softmax without a sink. In float64, rows in their order: the same bits for any number of threads.
 #include <cstring>
 
@@ -9,7 +9,7 @@ namespace {
 
 using namespace attemper;
 
-// python: backends/chunk_sums.py
+// python: backends/sums.py
 enum Summed { MAXIMUM, LOG_SUM, VISIBLE_KEYS, MEAN_DEPTH, VARIANCE, SQUARED_WEIGHTS, FIRST_TOKENS, SUMMED };
 enum Sum {
     ROWS, EMPTY, NONFINITE, MAX_LOGIT, ENTROPY, NORMALIZED_ENTROPY, EFFECTIVE_TOKENS, MAX_WEIGHT, LOGIT_VARIANCE, MASS,

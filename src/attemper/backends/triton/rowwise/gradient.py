@@ -3,7 +3,7 @@ r"""What the backward kernels of the rowwise normalizers share: what is known of
 With p = omega / Omega, l = log omega, dP = dO V^T, X = d + a, and g the gradients of the state columns::
 
     b = -g_h l + 2 g_c p - g_a d + g_v X^2 + g_f [first] + g_t distance + g_o [own key] + g_b [span] + g_p [j = winner]
-    ds = r (dP + b - along),   along = sum r (dP + b) / sum r                    (docs/derivations/normalizers.md)
+    ds = r (dP + b - along),   along = sum r (dP + b) / sum r                    (docs/design/0008 and normalizers.py)
     entmax    ds = r (G - sum r G / sum r),   G = dP + b less that of the key of the largest r, where it is exactly 0
     sigmoid   ds = (1 - w) (w (dP + g_w) + p (b - sum p b))
     all       ds += p (2 g_v X - g_a) + [j = winner] (g_m + g_a)

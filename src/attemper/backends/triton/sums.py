@@ -6,7 +6,7 @@ head to the site's sums, in their order. All return at once when the flag is dow
 captured once serves sampled steps and others. How rows are cut follows from shapes alone, and there are no atomics: the
 same bits every time.
 
-``backends/chunk_sums.py`` has the layout of the sums.
+``backends/sums.py`` has the layout of the sums.
 
 Registers: twelve sums and a maximum of [M] rows and five of [32] bins, in float64; [M, 32] while rows are sorted into bins.
 """
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attemper.backends.chunk_sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
+from attemper.backends.sums import BINNED, BINS, COLUMNS, SUMMED, WIDTH, empty_sums
 from attemper.backends.triton.scores import View
 from attemper.backends.triton.softmax import state as softmax
 
