@@ -149,8 +149,8 @@ def __getattr__(name: str) -> object:
         import sys
         from pathlib import Path
 
-        lines = json.loads(Path(__file__).with_name("article_names.json").read_text("utf-8"))
-        if name in lines:
+        names = "{}" if name.startswith("_") else Path(__file__).with_name("article_names.json").read_text("utf-8")
+        if name in (lines := json.loads(names)):
             raise AttributeError(f"attemper has no {name}; write {lines[name]}", name=name)
         # With both, Python's traceback names the nearest public name.
         raise AttributeError(f"module 'attemper' has no attribute {name!r}", name=name, obj=sys.modules[__name__])

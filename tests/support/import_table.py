@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.structure import room_of
+
 ANYWHERE = {"errors", "checks", "documents", "files", "text", "statistics"}
 """May be imported by every layer above them; among themselves as the table says."""
 
@@ -181,9 +183,8 @@ def imports_of(path: str, source: str, homes: Mapping[str, str]) -> list[Import]
 
 def layer_of(module: str) -> str:
     """``call`` for ``attemper.call.result``; ``attemper`` for the package itself."""
-    first, _, name = module.partition(".")
-    rows = [row for row in MAY_IMPORT if name == row or name.startswith(f"{row}.")]
-    return max(rows, key=len) if rows else name.partition(".")[0] or first
+    room = room_of(module)
+    return FACADE if room == "__init__" else room
 
 
 def violations(sources: Mapping[str, str], homes: Mapping[str, str]) -> Iterator[str]:

@@ -145,9 +145,14 @@ def is_fingerprint(path: str | os.PathLike[str]) -> bool:
 
     try:
         with safe_open(path, "np") as file:
-            return f'"format": "{FORMAT}"' in (file.metadata() or {}).get("attemper", "")
+            return is_of_fingerprint(file.metadata() or {})
     except (OSError, ValueError, SafetensorError):
         return False
+
+
+def is_of_fingerprint(metadata: Mapping[str, str]) -> bool:
+    """Whether the metadata of a file are those of a fingerprint, of any version."""
+    return f'"format": "{FORMAT}"' in metadata.get("attemper", "")
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

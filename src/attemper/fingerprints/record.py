@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attemper.fingerprints import file
 from attemper.fingerprints.site import ModelOutput, SiteFingerprint
 from attemper.text import counts
 
@@ -44,6 +43,8 @@ class Fingerprint:
         Raises:
             InputError: no file can be written there.
         """
+        from attemper.fingerprints import file
+
         facts = {"model": self.model, "tokens": self.tokens, "lengths": self.lengths}
         facts |= {"skipped": dict(self.skipped), "about": dict(self.about)}
         return file.save(path, self.sites, self.output, facts)
@@ -59,4 +60,6 @@ def load_fingerprint(path: str | os.PathLike[str]) -> Fingerprint:
     Raises:
         InputError: the file cannot be read, is cut off, is of a newer version, or is something else.
     """
+    from attemper.fingerprints import file
+
     return Fingerprint(**file.read(path))

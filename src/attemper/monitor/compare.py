@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from attemper.errors import InputError
+from attemper.fingerprints.record import Fingerprint
 from attemper.readings.reading import Reading
 from attemper.results.comparison import Comparison, HasReading, compare_readings
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from attemper.fingerprints.explanation import Explanation
-    from attemper.fingerprints.record import Fingerprint
 
     Side = HasReading | Reading | Mapping[str, Any] | str | os.PathLike[str] | nn.Module
 
@@ -55,7 +55,7 @@ def compare(
         InputError: a site has not the same number of heads in both; the two have no site in common; they are of two
             kinds, or of none that compares; or models were given without ``batches``.
     """
-    prints = [_is_fingerprint(side) for side in (before, after)]
+    prints = [isinstance(side, Fingerprint) for side in (before, after)]
     models = [hasattr(side, "named_modules") for side in (before, after)]
     for kind, are in (("fingerprint", prints), ("model", models)):
         if any(are) and not all(are):
@@ -77,8 +77,3 @@ def compare(
         read = batches if isinstance(batches, list | tuple | Mapping) else list(batches)
         before, after = scan(before, read), scan(after, read)
     return compare_readings(before, after, names=names)
-
-
-def _is_fingerprint(side: Any) -> bool:
-    """Told by where its class stands: two scans are compared without numpy, which fingerprints load."""
-    return any(one.__module__ == "attemper.fingerprints.record" for one in type(side).__mro__)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import InputError
-from attemper.fingerprints.file import is_fingerprint
+from attemper.fingerprints.file import is_of_fingerprint
 from attemper.fingerprints.record import load_fingerprint
 from attemper.readings.part_file import is_json
 from attemper.results.run import open_run
@@ -56,20 +56,20 @@ def open(path: str | os.PathLike[str]) -> Any:
         start = file.read(16)
     if start.startswith((b"SQLite format 3\0", b"PAR1")):
         return open_run(place)
-    _check_safetensors(place)
-    return load_fingerprint(place) if is_fingerprint(place) else load_scan(place)
+    return load_fingerprint(place) if is_of_fingerprint(_metadata(place)) else load_scan(place)
 
 
-def _check_safetensors(path: Path) -> None:
-    """
+def _metadata(path: Path) -> dict[str, str]:
+    """What a file of safetensors says of itself.
+
     Raises:
-        InputError: a file is none of safetensors, or cut off.
+        InputError: it is none, or cut off.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "np"):
-            return
+        with safe_open(path, "np") as file:
+            return file.metadata() or {}
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"{clean_name(path)} is cut off, or nothing that attemper wrote ({error}). Make it again with the command "

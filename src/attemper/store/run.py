@@ -58,12 +58,7 @@ class Coverage:
 
 
 class StoredRun:
-    """Every statistic of every head over a run, as far as it is written when it is asked.
-
-    Steps are those that were sampled. A resumed run has no step twice: what was written later replaces what it
-    overlaps. Ask for a site by name; where one name was seen in training and in evaluation, or in self and cross
-    attention, by ``(name, kind, mode)``, or say ``mode=``.
-    """
+    """What ``results.run.Run`` reads of a run; pages and tables are drawn of it."""
 
     def __init__(self, ranks: Ranks, path: PurePath | None = None, unreadable: Sequence[str] = ()) -> None:
         """
