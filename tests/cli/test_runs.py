@@ -24,7 +24,7 @@ from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
 from attemper.store.parts import Parts
-from attemper.store.target import FolderTarget
+from attemper.store.place import FolderTarget
 from tests.support.runs import collapsing, written
 from tests.support.samples import NAMES, sample, samples, sites
 

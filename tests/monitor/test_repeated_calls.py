@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper.monitor.call_sites import MOST_CALLS, CallSites
-from attemper.monitor.calls import CallNumber
+from attemper.monitor.calls import MOST_CALLS, CallNumber, CallSites
 from attemper.monitor.scan import ScanOptions, block_scan
 
 HEADS, SIZE, HIDDEN = 2, 4, 8

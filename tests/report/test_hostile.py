@@ -23,8 +23,8 @@ from attemper.report.comparison import comparison_page
 from attemper.report.live import Look
 from attemper.report.page import message_page
 from attemper.results.run import Run
-from attemper.store.about import sentence
 from attemper.store.fragment import Fragment
+from attemper.store.store import sentence
 from attemper.text import clean
 from tests.report import readings
 from tests.report.conftest import Open

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attemper.store.about import sentence
 from attemper.store.fragment import Fragment
+from attemper.store.store import sentence
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import attemper
 from attemper.errors import InputError
 from attemper.store import parts, schema
 from attemper.store.checksum import UNCHECKED, WHOLE, get, whole
-from attemper.store.columns import columns
 from attemper.store.fragment import Fragment
+from attemper.store.ranks import columns
 from attemper.store.series import FragmentReader
 from attemper.store.writer import open_writer
 from tests.support.samples import sample, sites

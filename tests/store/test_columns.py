@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attemper.results.run import open_run
-from attemper.store.columns import columns
+from attemper.store.ranks import columns
 from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 

@@ -14,8 +14,8 @@ import pytest
 from attemper.errors import InputError, MissingExtraError
 from attemper.store import parts, place
 from attemper.store.chunk import round_bits
-from attemper.store.replay import replay
-from attemper.store.target import FolderTarget, open_target
+from attemper.store.fragment import replay
+from attemper.store.place import FolderTarget, open_target
 from attemper.store.writer import Writer, open_writer
 from tests.support.samples import NAMES, sample, samples, sites
 

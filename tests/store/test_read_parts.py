@@ -20,7 +20,7 @@ from attemper.store import place as live_place
 from attemper.store.folder import delete_run, is_run
 from attemper.store.fragment import Fragment
 from attemper.store.parts import Parts
-from attemper.store.target import FolderTarget
+from attemper.store.place import FolderTarget
 from attemper.store.writer import open_writer
 from tests.support.runs import written
 from tests.support.samples import sample, samples, sites

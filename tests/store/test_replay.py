@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from attemper.store.compaction import CHUNK
-from attemper.store.fragment import Fragment
-from attemper.store.replay import replay
+from attemper.store.fragment import Fragment, replay
 from tests.support.samples import NAMES, sample, sites
 
 

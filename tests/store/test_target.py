@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attemper.errors import MissingExtraError
-from attemper.store.target import FolderTarget, open_target
+from attemper.store.place import FolderTarget, open_target
 
 
 @pytest.fixture(params=["folder", "memory", "local"])

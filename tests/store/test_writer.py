@@ -20,8 +20,7 @@ import attemper
 from attemper import InputError, Store
 from attemper.store import opening, process, schema, writer
 from attemper.store.folder import delete_run
-from attemper.store.fragment import Fragment
-from attemper.store.replay import replay
+from attemper.store.fragment import Fragment, replay
 from attemper.store.writer import Writer, open_writer
 from tests.support.samples import sample, samples
 

@@ -31,8 +31,7 @@ import numpy as np
 from attemper.readings.sample import SiteLabel
 from attemper.store import process, schema, writer
 from attemper.store.chunk import round_bits
-from attemper.store.fragment import Fragment
-from attemper.store.replay import replay
+from attemper.store.fragment import Fragment, replay
 from attemper.store.writer import Writer, open_writer
 from tests.support.samples import sample
 

@@ -19,8 +19,17 @@ from attemper.call.request import Request, first_true, names_of_call
 from attemper.call.result import AttentionStats
 from attemper.call.spans import Spans
 from attemper.errors import BackendError, InputError
-from attemper.monitor.call_sites import MOST_CALLS, CallSites
-from attemper.monitor.calls import CallNumber, Contribution, Pairing, SeenCall, arguments_of, measure, with_real_rows
+from attemper.monitor.calls import (
+    MOST_CALLS,
+    CallNumber,
+    CallSites,
+    Contribution,
+    Pairing,
+    SeenCall,
+    arguments_of,
+    measure,
+    with_real_rows,
+)
 from attemper.monitor.checked_model import attention_type, why_nothing
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.kept_rows import RowKeeper

@@ -27,9 +27,8 @@ from attemper.readings.judge import Judge
 from attemper.readings.labels import JOINED
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
-from attemper.store.about import UNMEASURED, UNNUMBERED, sentence
 from attemper.store.chunk import as_kept
-from attemper.store.store import DEFAULT_BITS
+from attemper.store.store import DEFAULT_BITS, UNMEASURED, UNNUMBERED, sentence
 from attemper.text import clean, clean_name, count, cut
 
 if TYPE_CHECKING:

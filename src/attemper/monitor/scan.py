@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from attemper.backends.table import check_backend
 from attemper.call.spans import Spans, spans_in_words
 from attemper.errors import InputError
-from attemper.monitor.attention_order import AttentionOrder
 from attemper.monitor.checked_model import check_model, computed_on, device_of, hash_of, provenance, title, why_nothing
 from attemper.monitor.collector import Collector
-from attemper.monitor.forward import observation, run
+from attemper.monitor.forward import AttentionOrder, observation, run
 from attemper.monitor.kept_rows import KeepRows, RowKeeper
 from attemper.monitor.options import Scope
 from attemper.readings.alarms import LIMITS

@@ -11,7 +11,7 @@ import numpy as np
 from attemper.report.document import quantity
 from attemper.report.history import Course
 from attemper.report.texts import Message, message
-from attemper.store.columns import columns
+from attemper.store.ranks import columns
 from attemper.store.run import StoredRun
 from attemper.text import clean, cut
 

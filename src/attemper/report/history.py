@@ -21,7 +21,7 @@ from attemper.readings.history import mean
 from attemper.readings.reading import Alarm, Reading
 from attemper.readings.sample import SiteKey
 from attemper.statistics import SHOWN
-from attemper.store.columns import Columns, columns
+from attemper.store.ranks import Columns, columns
 from attemper.store.run import StoredRun
 
 Array = np.ndarray

@@ -18,12 +18,11 @@ from attemper.store.checksum import UNCHECKED
 from attemper.store.lock import is_held
 from attemper.store.parts import NAME as PART
 from attemper.store.parts import PART_SECONDS, live_until, parts, restore
-from attemper.store.place import OURS, UNNOTED, lost_beside
+from attemper.store.place import OURS, UNNOTED, FolderTarget, Target, lost_beside, open_target
 from attemper.store.ranks import Ranks
 from attemper.store.run import StoredRun
 from attemper.store.schema import is_ours, not_a_run, open_to_read
 from attemper.store.series import FragmentReader
-from attemper.store.target import FolderTarget, Target, open_target
 from attemper.text import clean_name, count
 
 FRAGMENT = re.compile(r"fragment-(\d{1,9})\.sqlite")

@@ -13,7 +13,7 @@ from attemper.readings.history import History, Trend, block_means, is_telling, m
 from attemper.readings.reading import Alarm, number, untrained_note
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.statistics import SHOWN
-from attemper.store.columns import columns
+from attemper.store.ranks import columns
 from attemper.store.run import Coverage, StoredRun
 from attemper.store.series import Lost, Segment
 from attemper.store.verdict import why_unmeasured

@@ -23,10 +23,9 @@ from attemper.documents import COUNT, Row, check_document, parse_json
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.compaction import CHUNK
-from attemper.store.fragment import Fragment
-from attemper.store.replay import replay
+from attemper.store.fragment import Fragment, replay
+from attemper.store.place import Target
 from attemper.store.schema import Tables
-from attemper.store.target import Target
 from attemper.text import clean_name
 
 if TYPE_CHECKING:

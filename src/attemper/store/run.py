@@ -19,11 +19,11 @@ from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm, Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel, quantity
 from attemper.store import export
-from attemper.store.about import UNNUMBERED
 from attemper.store.checksum import UNCHECKED
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
+from attemper.store.store import UNNUMBERED
 from attemper.store.verdict import Verdict, why_unmeasured
 from attemper.text import clean, clean_name, count, first_of
 

@@ -14,13 +14,12 @@ from attemper.readings.judge import BESIDE, COUNTS, Judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.readings.run_judge import RunJudge
-from attemper.store.about import UNMEASURED
 from attemper.store.checksum import put
-from attemper.store.columns import columns
 from attemper.store.compaction import CHUNK
-from attemper.store.ranks import Ranks
+from attemper.store.ranks import Ranks, columns
 from attemper.store.schema import Tables
 from attemper.store.series import FragmentReader, between
+from attemper.store.store import UNMEASURED
 from attemper.text import count
 
 if TYPE_CHECKING:

@@ -23,12 +23,11 @@ from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey
 from attemper.store import process
 from attemper.store.compaction import CHUNK
-from attemper.store.fragment import Fragment
+from attemper.store.fragment import Fragment, replay
 from attemper.store.lock import LockHeldError
 from attemper.store.opening import MAY_END, Earlier, Opening
 from attemper.store.parts import Parts
 from attemper.store.place import leave_lost
-from attemper.store.replay import replay
 from attemper.store.schema import FORKED, Tables
 from attemper.store.store import DEFAULT_BITS, Store
 from attemper.store.verdict import Keeper

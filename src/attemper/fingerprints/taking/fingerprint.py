@@ -24,7 +24,7 @@ from attemper.fingerprints.taking.output import join_outputs, output_of
 from attemper.fingerprints.taking.rows import SeenAttention
 from attemper.fingerprints.taking.site import CallRows, SiteRows
 from attemper.fingerprints.taking.weights import weights_of
-from attemper.monitor.call_sites import MOST_CALLS
+from attemper.monitor.calls import MOST_CALLS
 from attemper.monitor.checked_model import check_model, provenance, title, why_nothing
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
-from attemper.monitor import attention_order
+from attemper.monitor import forward as passes
 from attemper.monitor.scan import ScanOptions, block_scan
 from attemper.sites.observation import current
 
@@ -41,11 +41,11 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each pass that ended early."""
     found: list[int] = []
 
-    class Counted(attention_order._PassEndError):
+    class Counted(passes._PassEndError):
         def __init__(self) -> None:
             found.append(len(found))
 
-    monkeypatch.setattr(attention_order, "_PassEndError", Counted)
+    monkeypatch.setattr(passes, "_PassEndError", Counted)
     return found
 
 
@@ -210,7 +210,7 @@ def test_a_batch_with_a_cache_runs_whole(llama: Any, ended: list[int]) -> None:
 def test_not_every_number_among_the_arguments_is_learned(
     llama: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_order, "_MOST", 2)
+    monkeypatch.setattr(passes, "_MOST", 2)
     ids = torch.randint(3, 99, (1, 12))
     attemper.scan(llama, [{"input_ids": ids, "logits_to_keep": number} for number in (1, 2, 3, 3, 2, 1)])
     assert len(ended) == 2
@@ -418,8 +418,8 @@ class Odd(nn.Module):
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Odd]:
     """Makes a model that passes for one of transformers'."""
-    monkeypatch.setattr(attention_order, "_MODELS", __name__)
-    monkeypatch.setattr(attention_order, "_PARTS", (*attention_order._PARTS, __name__))
+    monkeypatch.setattr(passes, "_MODELS", __name__)
+    monkeypatch.setattr(passes, "_PARTS", (*passes._PARTS, __name__))
     return lambda way, kind=SelfAttention, layers=2: Odd(way, kind, layers).eval()
 
 
