@@ -11,7 +11,7 @@ import torch
 
 import attemper
 from attemper.fingerprints.file import LATER
-from attemper.fingerprints.taking.grids import grid_of
+from attemper.fingerprints.taking.weights import grid_of
 from attemper.types import Fingerprint
 from tests.support.engine_patches import grid
 from tests.support.equal_models import (

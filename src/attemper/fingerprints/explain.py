@@ -17,9 +17,8 @@ from attemper.fingerprints import equivalence, finite, floor
 from attemper.fingerprints.align import align, other_padding, outputs_of
 from attemper.fingerprints.causes import masking, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import Explanation, Remark
-from attemper.fingerprints.finding import ACCEPTED, Finding, in_words
+from attemper.fingerprints.finding import ACCEPTED, REPRODUCED, Finding, in_words, slope
 from attemper.fingerprints.pair import SitePair, sketch_difference
-from attemper.fingerprints.prediction import REPRODUCED, slope
 from attemper.fingerprints.record import Fingerprint
 from attemper.text import clean_name, count
 

@@ -1,8 +1,13 @@
-"""What a cause finds in a site, and what is said of it."""
+"""What a cause finds in a site, what is said of it, and how near run b comes to what it predicts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
+
+from attemper.fingerprints import floor
+from attemper.fingerprints.pair import SitePair
 
 ACCEPTED = 0.25
 """A cause explains a difference only if it leaves at most so much of its square."""
@@ -41,3 +46,51 @@ def in_words(heads: tuple[int, ...] | None) -> str:
 def short(value: float) -> str:
     """A number as it stands in a message."""
     return f"{value:.5g}"
+
+
+REPRODUCED = 2.0
+"""A cause reproduces a run if it leaves at most so many times the largest difference that rounding explains."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Queries [H, P, D] and keys [G, P, D] that run b must have if the cause is right."""
+
+    kind: str
+    query: np.ndarray
+    key: np.ndarray
+    words: str
+    value: float | None = None
+    heads: tuple[int, ...] | None = None
+    fitted: float = 1.0
+    """By how much what is left must be raised for the numbers that were fitted to it."""
+
+    def finding(self, pair: SitePair) -> Finding:
+        """The cause, and what it leaves of heads that are beyond rounding: the share of their squared difference, or of
+        run a or b itself, whichever is least. What is much smaller than its twin is not explained by a factor of 0.
+        """
+        limit = floor.MARGIN * floor.vectors(pair)
+        left = total = worst = 0.0
+        for expected, (a, b), level in (
+            (self.query, pair.query, pair.query_level),
+            (self.key, pair.key, pair.key_level),
+        ):
+            apart = np.linalg.norm(b - expected, axis=-1)
+            size = np.minimum(np.linalg.norm(b, axis=-1), np.linalg.norm(expected, axis=-1))
+            relative = apart / np.maximum(np.maximum(size, 1e-9 * apart), 1e-300)
+            worst = max(worst, *map(pair.level, relative))
+            left += self.fitted * float((apart[level > limit] ** 2).sum())
+            total += min(float((part[level > limit] ** 2).sum()) for part in (b - a, a, b))
+        residual, reproduced = left / total if total else 1.0, worst <= REPRODUCED * limit
+        return Finding(self.kind, "q and k", residual, self.value, self.heads, self.words, reproduced=reproduced)
+
+
+def slope(aa: np.ndarray, ab: np.ndarray, bb: np.ndarray, pair: SitePair) -> np.ndarray:
+    """The factor from numbers of run a to those of run b, by their sums of squares and products. Each run's rounding
+    counts, so that the other way round the factor is the inverse.
+    """
+    ratio = (pair.rounding[1] / pair.rounding[0]) ** 2
+    size = np.sqrt(np.maximum(aa * bb, 1e-300))
+    r = ab / size
+    steep = (1 - ratio + np.sqrt((1 - ratio) ** 2 + 4 * ratio * r**2)) / np.where(r == 0, np.inf, 2 * r)
+    return steep * np.sqrt(bb / np.maximum(aa, 1e-300))

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attemper.fingerprints.finding import Finding, short
+from attemper.fingerprints.finding import Finding, Prediction, short
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.prediction import Prediction
 from attemper.fingerprints.site import VECTOR_ROWS
 
 BASES = (1e4, 5e5, 1e6, 1.5e5, 1e5, 1e3, 1e7)

@@ -10,9 +10,8 @@ import numpy as np
 from attemper.fingerprints import floor
 from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, places_of, turn
 from attemper.fingerprints.causes.scores import log_length
-from attemper.fingerprints.finding import Finding, in_words, short
+from attemper.fingerprints.finding import REPRODUCED, Finding, Prediction, in_words, short, slope
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.prediction import REPRODUCED, Prediction, slope
 from attemper.fingerprints.site import PAIRS
 
 STAGE = "q and k"

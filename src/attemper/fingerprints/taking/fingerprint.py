@@ -19,11 +19,10 @@ from attemper.checks import index_of, whole_number
 from attemper.errors import BackendError, InputError
 from attemper.fingerprints.record import Fingerprint
 from attemper.fingerprints.site import ROWS, ModelOutput, SiteFingerprint, chosen_sequences
-from attemper.fingerprints.taking.grids import grid_of
 from attemper.fingerprints.taking.output import join_outputs, output_of
 from attemper.fingerprints.taking.rows import SeenAttention
 from attemper.fingerprints.taking.site import CallRows, SiteRows
-from attemper.fingerprints.taking.weights import weights_of
+from attemper.fingerprints.taking.weights import grid_of, weights_of
 from attemper.monitor.calls import MOST_CALLS
 from attemper.monitor.checked_model import check_model, provenance, title, why_nothing
 from attemper.monitor.collector import Collector
