@@ -169,3 +169,114 @@ def test_mistakes_are_told_and_nothing_is_changed():
     assert all(torch.equal(weights[name], now) for name, now in own.state_dict().items())
     with pytest.raises(InputError, match="must have threshold, steps and clipped, got \\['gamma'\\]"):
         clip.load_state_dict({"gamma": 1})
+
+
+class Plain(nn.Module):
+    """Attention written by hand, with grouped queries; nothing in it says how many heads it has.
+
+    Args:
+        packed: queries, keys and values in one projection, without groups.
+        folded: whether heads are folded into the batch, so that a watch sees one head of many examples.
+        tap: the name of a tap inside.
+    """
+
+    def __init__(self, *, packed: bool = False, folded: bool = False, tap: str | None = None) -> None:
+        super().__init__()
+        self.packed, self.folded, self.tap = packed, folded, tap
+        if packed:
+            self.qkv = nn.Linear(32, 96)
+        else:
+            self.q_proj, self.k_proj, self.v_proj = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(x).chunk(3, -1) if self.packed else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (part.unflatten(-1, (-1, 8)).transpose(1, 2) for part in parts)
+        if self.tap is not None:
+            attemper.tap(q, k, enable_gqa=True, name=self.tap)
+        if self.folded:
+            q, k, v = (part.repeat_interleave(4 // part.shape[1], 1).flatten(0, 1) for part in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=not self.folded)
+
+
+class Holder(nn.Module):
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(parts)
+
+    def forward(self, x: torch.Tensor) -> list[Any]:
+        return [part(x) if isinstance(part, Plain) else part(x, x, x) for part in self.layers]
+
+
+def tokens() -> torch.Tensor:
+    return torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0)) * 4
+
+
+@pytest.mark.parametrize("options", [{}, {"packed": True}, {"tap": "layers.0"}], ids=["apart", "packed", "compiled"])
+@pytest.mark.parametrize("heads", [None, 4, {"layers": 4}, {"layers": 2, "layers.0": 4}])
+def test_heads_that_no_attribute_tells_are_those_that_are_given_or_seen(options: Any, heads: Any):
+    model = Holder(Plain(**options))
+    runs: Any = torch.compile(model, backend="eager") if "tap" in options else model
+    before = largest(model, {"x": tokens()})["layers.0"]
+    threshold = float(before.sort().values[1:3].mean())
+    with QKClip(runs, threshold, heads=heads) as clip:
+        runs(tokens())
+        assert list(clip.step()) == ["layers.0"]
+    after = largest(model, {"x": tokens()})["layers.0"]
+    torch.testing.assert_close(after, before.clamp(max=threshold), rtol=2e-4, atol=2e-4)
+
+
+def test_heads_that_are_given_or_seen_must_be_those_of_the_projection():
+    model = Holder(Plain(), nn.MultiheadAttention(32, 2))
+    for heads, message in {
+        3: r"QKClip\(heads=...\): layers.0: Plain: its queries of 32 are no multiple of its heads, 3",
+        16: r"layers.1: MultiheadAttention has 2 heads, not 16. For single modules: heads=\{'NAME': 16\}",
+        0: r"QKClip\(heads=...\) must be an int of at least 1, or a mapping from names to such, got 0",
+        True: "must be an int of at least 1, or a mapping from names to such, got True",
+        "4": "must be an int of at least 1, or a mapping from names to such, got '4'",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            QKClip(model, heads=heads)
+    for heads, message in {
+        ("layers.0", 5): "layers.0: Plain: its queries of 32 are no multiple of its heads, 5",
+        ("layers.0", 1): "layers.0: Plain: its keys of 16 are no multiple of the size of a head, 32",
+        ("layers.0", -1): r"QKClip\(heads=...\)\['layers.0'\] must be an int of at least 1, got -1",
+        (
+            "layer",
+            4,
+        ): "names 'layer', which holds no attention whose projections are known. They are: layers.0, layers.1",
+        ("layers.0.q_proj", 4): "names 'layers.0.q_proj', which holds no attention",
+        (0, 4): "names 0, which holds no attention",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            QKClip(model, heads=dict([heads]))
+    with pytest.raises(InputError, match=r"names 'layers.0', which holds no attention .* They are: layers.1"):
+        QKClip(model, heads={"layers.0": 4}, sites="layers.1")
+    with pytest.raises(InputError, match="heads=4 is of no use: no attention is found whose projections are known"):
+        QKClip(nn.Linear(2, 2), heads=4)
+    with pytest.raises(
+        InputError, match="Plain: its queries, keys and values of 96 are no multiple of the heads of all three, 33"
+    ):
+        QKClip(Plain(packed=True), heads=11)
+
+
+@pytest.mark.parametrize("heads", [None, 4, 8])
+def test_heads_that_are_not_those_of_the_attention_are_told_and_nothing_is_changed(heads: Any):
+    model = Holder(Plain(folded=heads != 8))
+    weights = copy.deepcopy(model.state_dict())
+    message = {
+        None: r"the number of heads is not to be found under .* Say it: QKClip\(model, heads=\{'layers.0': ...\}\)",
+        4: "the heads of layers.0 are 1, and 4 in its query projection",
+        8: "the heads of layers.0 are 4, and 8 in its query projection",
+    }
+    with QKClip(model, 1e-6, heads=heads) as clip:
+        model(tokens())
+        with pytest.raises(InputError, match=message[heads]):
+            clip.step()
+    assert all(torch.equal(weights[name], now) for name, now in model.state_dict().items())
+
+
+def test_a_norm_of_queries_is_refused_also_where_nothing_tells_the_heads():
+    model = Plain()
+    model.q_norm = nn.LayerNorm(8)
+    with pytest.raises(InputError, match="Plain normalises its queries or keys"):
+        QKClip(model)

@@ -8,7 +8,7 @@ from torch import nn
 
 import attemper
 from attemper import InputError
-from attemper.control.query_key_weights import projections_of
+from attemper.control.query_key_weights import normalises, projections_of
 from tests.control.models import BUILD, built
 from tests.monitor.tiny_models import TINY
 
@@ -32,7 +32,7 @@ def test_scaling_the_rows_of_a_head_scales_its_logits_alone(name: str, which: st
     site = next(iter(before))
     module = model.get_submodule(site)
     found = projections_of(module)
-    assert not found.normalised
+    assert not normalises(module)
     rows = getattr(found, which)
     factors = torch.ones(rows.heads)
     factors[1] = FACTOR
@@ -59,7 +59,7 @@ def test_scaling_the_rows_of_a_head_scales_its_logits_alone(name: str, which: st
 
 def test_normalised_queries_are_told():
     model = TINY["qwen3"].build()
-    assert projections_of(model.model.layers[0].self_attn).normalised
+    assert normalises(model.model.layers[0].self_attn)
 
 
 def test_what_is_not_known_is_refused_with_what_is():

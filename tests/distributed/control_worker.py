@@ -55,9 +55,12 @@ class Model(nn.Module):
         return x
 
 
-def model() -> Model:
+def model(named: bool = True) -> Model:
+    """``named``: whether its attention says how many heads it has."""
     torch.manual_seed(0)
     built = Model()
+    for layer in built.layers if not named else ():
+        del layer.num_heads
     with torch.no_grad():
         for layer in built.layers:
             layer.q_proj.weight.mul_(torch.linspace(2.0, 12.0, HEADS).repeat_interleave(SIZE)[:, None])  # type: ignore[union-attr, operator]
@@ -162,11 +165,11 @@ def weights(built: nn.Module) -> dict[str, list[float]]:
     return {name.removeprefix("module."): whole_of(weight) for name, weight in built.named_parameters()}
 
 
-def clipped(name: str) -> Any:
+def clipped(name: str, named: bool = True) -> Any:
     """Weights and factors after some clipped steps, on all ranks together and on one with all examples."""
     found = []
     for build in (SPREAD[name], alone):
-        spread, factors = build(model()), []
+        spread, factors = build(model(named or build is alone)), []
         with attemper.QKClip(spread.model, 2.0, reduce=spread.reduce) as clip:
             trained(spread, lambda: factors.append(clip.step()))  # noqa: B023
         steps = [{site: gamma.tolist() for site, gamma in step.items()} for step in factors]
@@ -245,11 +248,11 @@ def lone_failure() -> Any:
     return {"errors": errors, "moved": weights(spread.model) != before}
 
 
-def without_a_batch() -> Any:
+def without_a_batch(named: bool = True) -> Any:
     """Nobody has a batch in the first step, rank 0 alone in the second, and nobody in the third."""
     found, errors = [], []
     for build in (ddp, alone):
-        spread = build(model())
+        spread = build(model(named or build is alone))
         with attemper.QKClip(spread.model, 2.0, reduce=spread.reduce) as clip:
             try:
                 clip.step()
@@ -277,6 +280,7 @@ def flat() -> Any:
 
 CASES: dict[str, Callable[[], Any]] = {
     **{f"clip {name}": lambda name=name: clipped(name) for name in SPREAD},
+    **{f"clip unnamed {name}": lambda name=name: clipped(name, named=False) for name in SPREAD},
     **{
         f"held {name} {per}": lambda name=name, per=per: held(name, per) for name in SPREAD for per in ("head", "layer")
     },
@@ -284,6 +288,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "scaled rows": scaled_rows,
     "lone failure": lone_failure,
     "without a batch": without_a_batch,
+    "without a batch, unnamed": lambda: without_a_batch(named=False),
     "flat": flat,
 }
 

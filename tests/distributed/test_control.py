@@ -21,13 +21,15 @@ Results = list[dict[str, Any]]
 
 
 def cases(*spread: str) -> list[str]:
-    return [case for name in spread for case in (f"clip {name}", f"held {name} head", f"held {name} layer")]
+    kinds = ("clip {}", "clip unnamed {}", "held {} head", "held {} layer")
+    return [kind.format(name) for name in spread for kind in kinds]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("two")
-    return torchrun(WORKER, folder, *cases(*TWO), "held DTensors", "lone failure", "without a batch", "flat")
+    more = ("held DTensors", "lone failure", "without a batch", "without a batch, unnamed", "flat")
+    return torchrun(WORKER, folder, *cases(*TWO), *more)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +65,12 @@ def assert_held_as_in_one_process(results: Results, spread: str, per: str) -> No
     ]
 
 
-@pytest.mark.parametrize("spread", TWO)
+@pytest.mark.parametrize("spread", [*TWO, *(f"unnamed {name}" for name in TWO)])
 def test_on_two_ranks_clipped_weights_are_those_of_one_process(two: Results, spread: str) -> None:
     assert_clipped_as_in_one_process(two, spread)
 
 
-@pytest.mark.parametrize("spread", FOUR)
+@pytest.mark.parametrize("spread", [*FOUR, *(f"unnamed {name}" for name in FOUR)])
 def test_on_data_and_tensor_parallel_ranks_clipped_weights_are_those_of_one_process(four: Results, spread: str) -> None:
     assert_clipped_as_in_one_process(four, spread)
 
@@ -108,9 +110,10 @@ def test_where_one_rank_fails_none_waits_and_no_weight_moves(two: Results) -> No
     assert second["errors"] == ["no layout"]
 
 
-def test_a_rank_without_a_batch_clips_what_the_others_have_seen(two: Results) -> None:
+@pytest.mark.parametrize("case", ["without a batch", "without a batch, unnamed"])
+def test_a_rank_without_a_batch_clips_what_the_others_have_seen(two: Results, case: str) -> None:
     for rank in two:
-        found = rank["without a batch"]
+        found = rank[case]
         assert found["found"] == found["expected"]
         assert found["found"]["clipped"] > 0
         assert ["watch has sampled nothing yet" in error for error in found["errors"]] == [True, True]

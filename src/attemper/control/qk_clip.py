@@ -13,16 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from attemper.checks import positive_number
-from attemper.control.idle import warn_idle
-from attemper.control.query_key_weights import Projections, projections_of
+from attemper.checks import positive_number, whole_number
+from attemper.control.idle import NAMED, warn_idle
+from attemper.control.query_key_weights import HeadsError, Projections, normalises, projections_of
 from attemper.distributed.data_parallel import check_reduce, device_of_group, weight_ranks
 from attemper.errors import InputError
 from attemper.monitor.options import NO_ALARMS
 from attemper.monitor.watch import watch
 from attemper.sites.find import all_sites
 from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
-from attemper.text import count
+from attemper.text import count, first_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,13 +53,17 @@ class QKClip:
         model: watched as by :func:`attemper.watch`, on every forward pass.
         threshold: t, in logits after the scale.
         sites: names of modules whose attention to clip, with all below them; None for all.
+        heads: how many query heads an attention has, where no attribute of it says so (``num_heads`` and the like) or
+            a wrong one does: a number for all, or a mapping from names (of modules, for all below them) to numbers.
+            None takes what the module says, or else what its forward passes show.
         rows: measure only this many query rows of each sequence: cheaper, but the largest logit may be missed.
         reduce: "data" for the largest logits over the data-parallel ranks, which are told by how the model is wrapped
             or sharded at the first step; or these ranks as a process group or a DeviceMesh; None for each rank alone,
             which lets copies of a weight drift apart.
 
     Raises:
-        InputError: the threshold is not above 0; or an attention of the model normalises its queries or keys
+        InputError: the threshold is not above 0; ``heads`` is no number of at least 1, does not divide a projection, or
+            names no attention whose projections are known; or an attention of the model normalises its queries or keys
             after their projection, so that scaling weights does nothing (such logits are bounded already; name
             other ``sites``).
 
@@ -74,15 +78,20 @@ class QKClip:
         threshold: float = 100.0,
         *,
         sites: Iterable[str] | None = None,
+        heads: int | Mapping[str, int] | None = None,
         rows: int | None = None,
         reduce: str | ProcessGroup | DeviceMesh | None = "data",
     ) -> None:
         self.threshold = positive_number("QKClip(threshold=...)", threshold, _ADVICE)
         self.model = model
         self._wanted = check_sites("QKClip", sites)
-        self._refuse_normalised()
         title = class_name(unwrap(model))
         self._modules = {own or title: module for module, own in names_of(model).items()}
+        self._heads: dict[str, int] = {}
+        """Of modules: as they were given, or seen where no attribute says it."""
+        found = self._attentions()
+        self._heads |= _check_heads(heads, {name: self._modules[name] for name in found})
+        self._refuse_normalised(found)
         check_reduce(reduce, "QKClip")
         self._reduce = reduce
         self._projections: dict[str, Projections] = {}
@@ -144,12 +153,14 @@ class QKClip:
 
     def _over_ranks(self) -> tuple[dict[str, Tensor], dict[str, Projections]]:
         """Factors of the modules that must be clipped, and their projections, the same on all ranks."""
-        groups, known = self._ranks
+        groups, found = self._ranks
+        self._learn_heads(found)
+        known = {name: parts for name, parts in found.items() if parts is not None}
         if not groups:
             own = self._largest({})
             self._check_seen(bool(own))
             return self._must_clip(own)
-        heads = {name: found.query.heads for name, found in known.items()}
+        heads = {name: parts.query.heads for name, parts in known.items()}
         own, failure = {}, None
         try:
             own = self._largest(known)
@@ -158,15 +169,38 @@ class QKClip:
             own, failure = {}, error
         parts = [own.get(name, torch.full((many,), -math.inf)) for name, many in heads.items()]
         packed = torch.cat([*parts, torch.tensor([float(failure is not None), float(bool(own))])])
-        home = next(self.model.parameters(), packed).device
-        for group in groups:
-            packed = packed.to(device_of_group(group, home))
-            dist.all_reduce(packed, dist.ReduceOp.MAX, group)
-        *largest, failed, seen = packed.cpu().split([*heads.values(), 1, 1])
+        *largest, failed, seen = self._max(packed).split([*heads.values(), 1, 1])
         if bool(failed):
             raise failure or InputError("QKClip: another rank could not clip its heads, see its error.")
         self._check_seen(bool(seen))
         return self._must_clip(dict(zip(heads, largest, strict=True)))
+
+    def _max(self, packed: Tensor) -> Tensor:
+        """The largest of each number over all ranks. A collective."""
+        home = next(self.model.parameters(), packed).device
+        for group in self._ranks[0]:
+            packed = packed.to(device_of_group(group, home))
+            dist.all_reduce(packed, dist.ReduceOp.MAX, group)
+        return packed.cpu()
+
+    def _learn_heads(self, known: dict[str, Projections | None]) -> None:
+        """Takes the heads of modules that do not say how many they have from what a rank has seen. A collective, while
+        there are such modules that no rank has seen.
+
+        Both the number and the size must fit the projection: a module that folds heads into its batch shows one.
+        """
+        seen = {name: (0, 0) for name, found in known.items() if found is None}
+        for site in self._watch.current if seen else ():
+            name = self._watch.module_of(site.name)
+            if name in seen:
+                most = max(head.head for head in site.heads)
+                seen[name] = most + 1, self._watch.observer.head_sizes.get(name, 0)
+        every = self._max(torch.tensor(list(seen.values()))).tolist() if seen else ()
+        for name, (heads, size) in zip(seen, every, strict=True):
+            with suppress(InputError):
+                found = projections_of(self._modules[name], heads) if heads else None
+                if found is not None and size in (0, found.size):  # 0: of a tap in compiled code
+                    known[name], self._heads[name] = found, heads
 
     def _check_seen(self, now: bool) -> None:
         """Raises InputError, with the reason, if no rank has seen any attention, ``now`` or before: nothing can be
@@ -189,14 +223,22 @@ class QKClip:
         return {name: reason for name, reason in found.items() if name in self._modules and name not in seen}
 
     @cached_property
-    def _ranks(self) -> tuple[list[ProcessGroup], dict[str, Projections]]:
+    def _ranks(self) -> tuple[list[ProcessGroup], dict[str, Projections | None]]:
         """The groups over which the largest logits are found, and the modules that may be clipped, in one order."""
-        known = {}
+        found = self._attentions()
+        return weight_ranks(self.model, [self._modules[name] for name in found], self._reduce), found
+
+    def _attentions(self) -> dict[str, Projections | None]:
+        """Wanted modules whose layout is known, with their projections; None where nobody has said how many heads."""
+        found: dict[str, Projections | None] = {}
         for name, module in self._modules.items():
             if is_wanted(name, self._wanted):
                 with suppress(InputError):
-                    known[name] = projections_of(module)
-        return weight_ranks(self.model, [self._modules[name] for name in known], self._reduce), known
+                    try:
+                        found[name] = projections_of(module, self._heads.get(name))
+                    except HeadsError:
+                        found[name] = None
+        return found
 
     def _largest(self, known: Mapping[str, Projections]) -> dict[str, Tensor]:
         """The largest logit of each head [heads] by module since the last step, over all calls of a module.
@@ -229,7 +271,10 @@ class QKClip:
                     f"QKClip: the tap {name!r} was seen in compiled code, which does not show the module that holds "
                     "its projections: give the tap the name of that module."
                 )
-            found = projections_of(self._modules[name])
+            try:
+                found = projections_of(self._modules[name], self._heads.get(name))
+            except HeadsError as error:
+                raise InputError(f"QKClip: {error} Say it: QKClip(model, heads={{{name!r}: ...}}).") from error
             if found.query.heads != heads:
                 raise InputError(
                     f"QKClip: the heads of {name} are {heads}, and {found.query.heads} in its query projection."
@@ -243,19 +288,44 @@ class QKClip:
             self._projections[name] = found
         return self._projections[name]
 
-    def _refuse_normalised(self) -> None:
-        for module, name in names_of(self.model).items():
-            if not is_wanted(name, self._wanted):
-                continue
-            try:
-                normalised = projections_of(module).normalised
-            except InputError:
-                continue  # no attention, or one whose layout raises when it must be clipped
-            if normalised:
+    def _refuse_normalised(self, found: Iterable[str]) -> None:
+        for name in found:
+            if normalises(self._modules[name]):
                 raise InputError(
                     f"QKClip: {name} normalises its queries or keys after their projection: scaling the weights would "
                     "do nothing, and such logits are bounded. Name other modules with sites=, or leave QKClip out."
                 )
+
+
+def _check_heads(heads: Any, attentions: Mapping[str, nn.Module]) -> dict[str, int]:
+    """The number of heads of each of these modules that ``heads`` names.
+
+    Raises:
+        InputError: as ``QKClip``.
+    """
+    where, found = "QKClip(heads=...)", {}
+    if heads is None:
+        return found
+    if not isinstance(heads, Mapping):
+        number = whole_number(where, heads, none=", or a mapping from names to such")
+        if not attentions:
+            raise InputError(f"QKClip: heads={number} is of no use: no attention is found whose projections are known.")
+        found = dict.fromkeys(attentions, number)
+    for key, value in heads.items() if isinstance(heads, Mapping) else ():
+        number = whole_number(f"{where}[{key!r}]", value)
+        below = [name for name in attentions if is_wanted(name, (key,))]
+        if not below:
+            raise InputError(
+                f"{where} names {key!r}, which holds no attention whose projections are known. They are: "
+                f"{first_of(list(attentions), NAMED)}."
+            )
+        found |= dict.fromkeys(below, number)
+    for name, number in found.items():
+        try:
+            projections_of(attentions[name], number)
+        except InputError as error:
+            raise InputError(f"{where}: {name}: {error} For single modules: heads={{'NAME': {number}}}.") from error
+    return found
 
 
 def _scale(found: Projections, gamma: Tensor) -> None:

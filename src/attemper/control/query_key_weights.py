@@ -19,6 +19,11 @@ from attemper.errors import InputError
 from attemper.sites.names import class_name, names_of
 from attemper.sites.observation import HEAD_COUNTS, stated_heads
 from attemper.sites.sharded import is_dtensor, local_places
+from attemper.text import count
+
+
+class HeadsError(InputError):
+    """The layout of an attention's projections is known, and the number of its heads is not, or does not fit."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,16 @@ class Projections:
     key: HeadRows
     query_alone: HeadRows | None = None
     """Latent attention: features of the queries that meet a key which all heads share, and no head's to scale."""
-    normalised: bool = False
-    """Whether queries or keys are normalised after their projection, so that scaling it does nothing."""
 
     @property
     def repeats(self) -> int:
         """Query heads that share a key head."""
         return self.query.heads // self.key.heads
+
+    @property
+    def size(self) -> int:
+        """Features of the queries of a head."""
+        return sum(part.index.shape[1] for part in (self.query, self.query_alone) if part is not None)
 
 
 QUERY_NORMS = ("q_norm", "query_norm", "q_layernorm", "q_ln", "qk_norm", "norm_q", "query_layernorm")
@@ -85,14 +93,19 @@ _THIRDS = ("c_attn", "qkv_proj", "qkv", "Wqkv", "in_proj")
 _BY_HEAD = ("query_key_value",)
 
 
-def projections_of(module: nn.Module) -> Projections:
+def projections_of(module: nn.Module, heads: int | None = None) -> Projections:
     """The projections of an attention module.
 
+    Args:
+        module: the attention.
+        heads: how many it has; None for what an attribute of it, or of its config, says.
+
     Raises:
-        InputError: the layout is not one that is known, or the number of heads is not to be found.
+        InputError: the layout is not one that is known.
+        HeadsError: the number of heads is not to be found, or does not divide the projections.
     """
     for find in (_torch, _latent, _separate, _thirds, _by_head):
-        found = find(module)
+        found = find(module, heads)
         if found is not None:
             return found
     raise InputError(
@@ -116,7 +129,7 @@ def queries_of(module: nn.Module) -> tuple[HeadRows, HeadRows | None]:
         alone = [part for names in _SEPARATE if (part := _projection(module, names[0])) is not None]
         if len(alone) != 1:
             raise
-        return _separate_rows(module, alone[0]), None
+        return _separate_rows(module, alone[0], None), None
     return found.query, found.query_alone
 
 
@@ -129,10 +142,12 @@ def _multiply_(tensor: Any, factors: Tensor, dim: int) -> None:
     tensor.copy_(tensor * (factors[:, None] if dim == 0 and tensor.dim() == 2 else factors))
 
 
-def _torch(module: nn.Module) -> Projections | None:
+def _torch(module: nn.Module, given: int | None) -> Projections | None:
     if not isinstance(module, nn.MultiheadAttention):
         return None
     size, heads = module.embed_dim, module.num_heads
+    if given not in (None, heads):
+        raise HeadsError(f"{class_name(module)} has {count(heads, 'head')}, not {given}.")
     if module._qkv_same_embed_dim:
         rows = [_block("in_proj_weight", "in_proj_bias", module, start, heads, size // heads) for start in (0, size)]
         return Projections(rows[0], rows[1])
@@ -146,26 +161,26 @@ def _torch(module: nn.Module) -> Projections | None:
     return Projections(parts[0], parts[1])
 
 
-def _latent(module: nn.Module) -> Projections | None:
+def _latent(module: nn.Module, given: int | None) -> Projections | None:
     if not hasattr(module, "kv_b_proj") or not hasattr(module, "qk_nope_head_dim"):
         return None
-    heads, plain, turned = _heads(module), int(module.qk_nope_head_dim), int(module.qk_rope_head_dim)  # type: ignore[arg-type]
+    heads, plain = _heads(module, given), int(module.qk_nope_head_dim)  # type: ignore[arg-type]
     query = getattr(module, "q_b_proj", None) or module.q_proj
     assert isinstance(query, nn.Module)
     assert isinstance(module.kv_b_proj, nn.Module)
-    of_query = torch.arange(heads * (plain + turned)).view(heads, -1)
-    of_key = torch.arange(_features(module.kv_b_proj)[1]).view(heads, -1)
-    key = _rows(module.kv_b_proj, of_key[:, :plain])
-    return Projections(_rows(query, of_query[:, :plain]), key, _rows(query, of_query[:, plain:]), _normalises(module))
+    of_query = _places(module, query, heads, "queries")
+    key = _rows(module.kv_b_proj, _places(module, module.kv_b_proj, heads, "keys and values")[:, :plain])
+    return Projections(_rows(query, of_query[:, :plain]), key, _rows(query, of_query[:, plain:]))
 
 
-def _separate(module: nn.Module) -> Projections | None:
+def _separate(module: nn.Module, given: int | None) -> Projections | None:
     for names in _SEPARATE:
         query, key = (_projection(module, name) for name in names)
         if query is not None and key is not None:
-            rows = _separate_rows(module, query)
-            of_key = torch.arange(_features(key)[1]).view(-1, rows.index.shape[1])
-            return Projections(rows, _rows(key, of_key), normalised=_normalises(module))
+            rows = _separate_rows(module, query, given)
+            size = rows.index.shape[1]
+            of_key = _places(module, key, size, "keys", "the size of a head").view(-1, size)
+            return Projections(rows, _rows(key, of_key))
     return None
 
 
@@ -174,47 +189,55 @@ def _projection(module: nn.Module, name: str) -> nn.Module | None:
     return part if isinstance(part, nn.Module) and hasattr(part, "weight") else None
 
 
-def _separate_rows(module: nn.Module, query: nn.Module) -> HeadRows:
-    features, heads = _features(query)[1], _heads(module)
-    if features % heads:
-        raise InputError(f"{type(module).__name__}: its queries of {features} are no multiple of its heads, {heads}.")
-    return _rows(query, torch.arange(features).view(heads, -1))
+def _separate_rows(module: nn.Module, query: nn.Module, given: int | None) -> HeadRows:
+    return _rows(query, _places(module, query, _heads(module, given), "queries"))
 
 
-def _thirds(module: nn.Module) -> Projections | None:
+def _thirds(module: nn.Module, given: int | None) -> Projections | None:
     """One projection: all queries, then all keys (as many or fewer heads), then all values."""
 
-    def rows(features: int, heads: int) -> tuple[Tensor, Tensor]:
+    def rows(part: nn.Module, heads: int) -> tuple[Tensor, Tensor]:
         groups = _key_heads(module) or heads
-        size = features // (heads + 2 * groups)
-        places = torch.arange(features)
-        return places[: heads * size].view(heads, size), places[heads * size :][: groups * size].view(groups, size)
+        each = _places(module, part, heads + 2 * groups, "queries, keys and values", "the heads of all three")
+        return each[:heads], each[heads : heads + groups]
 
-    return _one_weight(module, _THIRDS, rows)
+    return _one_weight(module, _THIRDS, rows, given)
 
 
-def _by_head(module: nn.Module) -> Projections | None:
+def _by_head(module: nn.Module, given: int | None) -> Projections | None:
     """One projection: query, key and value of a head, then of the next."""
 
-    def rows(features: int, heads: int) -> tuple[Tensor, Tensor]:
+    def rows(part: nn.Module, heads: int) -> tuple[Tensor, Tensor]:
+        features = _features(part)[1]
         if features % (3 * heads) or _key_heads(module) not in (None, heads):
-            raise InputError(
+            raise HeadsError(
                 f"{type(module).__name__}: its packed projection of size {features} for its heads ({heads}) is "
                 "not a query, a key and a value for each: this layout is not known."
             )
         places = torch.arange(features).view(heads, 3, -1)
         return places[:, 0], places[:, 1]
 
-    return _one_weight(module, _BY_HEAD, rows)
+    return _one_weight(module, _BY_HEAD, rows, given)
 
 
 def _one_weight(
-    module: nn.Module, names: Sequence[str], rows: Callable[[int, int], tuple[Tensor, Tensor]]
+    module: nn.Module,
+    names: Sequence[str],
+    rows: Callable[[nn.Module, int], tuple[Tensor, Tensor]],
+    given: int | None,
 ) -> Projections | None:
     for part in (found for name in names if (found := _projection(module, name)) is not None):
-        of_query, of_key = rows(_features(part)[1], _heads(module))
-        return Projections(_rows(part, of_query), _rows(part, of_key), normalised=_normalises(module))
+        of_query, of_key = rows(part, _heads(module, given))
+        return Projections(_rows(part, of_query), _rows(part, of_key))
     return None
+
+
+def _places(module: nn.Module, projection: nn.Module, parts: int, what: str, of: str = "its heads") -> Tensor:
+    """The output features of a projection as so many parts [parts, size]."""
+    features = _features(projection)[1]
+    if features % parts:
+        raise HeadsError(f"{type(module).__name__}: its {what} of {features} are no multiple of {of}, {parts}.")
+    return torch.arange(features).view(parts, -1)
 
 
 def _rows(projection: nn.Module, index: Tensor) -> HeadRows:
@@ -242,9 +265,9 @@ def _features(projection: nn.Module) -> tuple[int, int]:
     return dim, weight.shape[dim]
 
 
-def _heads(module: nn.Module) -> int:
-    if (heads := stated_heads(module)) is None:
-        raise InputError(
+def _heads(module: nn.Module, given: int | None) -> int:
+    if (heads := given or stated_heads(module)) is None:
+        raise HeadsError(
             f"{type(module).__name__}: the number of heads is not to be found under {', '.join(HEAD_COUNTS)}, in the "
             "module or its config."
         )
@@ -257,7 +280,8 @@ def _key_heads(module: nn.Module) -> int | None:
     return next((value for value in values if isinstance(value, int)), None)
 
 
-def _normalises(module: nn.Module) -> bool:
+def normalises(module: nn.Module) -> bool:
+    """Whether an attention normalises queries or keys after their projection, so that scaling that does nothing."""
     norms = (getattr(module, name, None) for name in (*QUERY_NORMS, *_KEY_NORMS))
     return any(isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) for norm in norms)
 

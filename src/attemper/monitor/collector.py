@@ -95,6 +95,8 @@ class Collector:
         self._known = KnownRequests()
         self._attentions: dict[SiteKey, tuple[str, int]] = {}
         """The type of each site's attention, and the number of its first head in the whole model."""
+        self.head_sizes: dict[str, int] = {}
+        """Features of a head's queries, by the name of the module in which an attention ran."""
         self._places: dict[str, str] = {}
         """Name of a tap -> that of the module in which its attention ran."""
         self._spans: Spans | None = None
@@ -201,6 +203,7 @@ class Collector:
         tokens, key = shape[0] * shape[2] if real is None else real.sum(), (seen.name, kind, seen.mode)
         if key not in self._attentions:
             self._attentions[key] = attention_type(place, kind, request.problem), first_head(place, call)
+            self.head_sizes[self.name_of(place)] = own.query.shape[3]
         backend = request.problem.backend
         seen.contribution = Contribution(key, found, shape[2], shape[3], tokens, backend, *self._attentions[key])
         self.note(place, seen.number, kind, request, real)
