@@ -1,5 +1,5 @@
-"""Sketches of the weights of an attention, by which one is told to be another's, transposed, or as it was drawn, and the
-grid on which they stand: to how many bits they were rounded, in whatever type they are kept.
+"""Sketches of the weights of an attention, by which one is told to be another's, transposed, or as it was drawn, and
+the grid on which they stand: to how many bits they were rounded, in whatever type they are kept.
 """
 
 from __future__ import annotations
