@@ -74,9 +74,9 @@ def test_a_second_thermostat_on_the_same_sites_is_refused_until_the_first_is_clo
     first = attemper.Thermostat(model, target_entropy=1.0, sites=["blocks.0.attention"])
     with pytest.raises(InputError, match=r"another Thermostat holds blocks\.0\.attention"):
         attemper.Thermostat(model, target_entropy=1.0)
-    attemper.Thermostat(model, target_entropy=1.0, sites=["blocks.1.attention"]).close()
-    first.close()
-    attemper.Thermostat(model, target_entropy=1.0).close()
+    attemper.Thermostat(model, target_entropy=1.0, sites=["blocks.1.attention"]).remove()
+    first.remove()
+    attemper.Thermostat(model, target_entropy=1.0).remove()
 
 
 def test_a_penalty_names_the_sites_that_do_not_count():

@@ -31,7 +31,7 @@ def test_logits_above_the_threshold_come_down_to_it_and_others_stay(name: str):
     clip = QKClip(model, threshold)
     model(**batch)
     clipped = clip.step()
-    clip.close()
+    clip.remove()
     after = largest(model, batch)[first]
     torch.testing.assert_close(after, before.clamp(max=threshold), rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(clipped[first], (threshold / before).clamp(max=1))
@@ -133,13 +133,13 @@ def test_hooks_come_off_and_the_state_goes_on():
     clip = QKClip(model, 0.1)
     model(**batch)
     clip.step()
-    clip.close()
-    clip.close()
+    clip.remove()
+    clip.remove()
     assert (len(model._forward_hooks), len(model._forward_pre_hooks)) == hooks
     other = QKClip(model, 3.0)
     other.load_state_dict(clip.state_dict())
     assert (other.threshold, other.steps, other.clipped) == (0.1, 1, clip.clipped)
-    other.close()
+    other.remove()
 
 
 def test_mistakes_are_told_and_nothing_is_changed():

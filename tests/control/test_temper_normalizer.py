@@ -154,7 +154,7 @@ def test_a_thermostat_refuses_another_map_before_anything_runs():
     attemper.temper(model, normalizer="sparsemax", sites=["layers.1"])
     with pytest.raises(InputError, match=REFUSED.format("Layer")):
         model(x)
-    thermostat.close()
+    thermostat.remove()
     model(x)
 
 

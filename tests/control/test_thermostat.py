@@ -228,8 +228,8 @@ def test_closed_it_leaves_the_model_as_it_was():
     before = model(IDS)
     thermostat = attemper.Thermostat(model, target_entropy=0.2, unit="normalized")
     held(model.train(), IDS, thermostat, 3)
-    thermostat.close()
-    thermostat.close()
+    thermostat.remove()
+    thermostat.remove()
     assert torch.equal(model.eval()(IDS), before)
 
 

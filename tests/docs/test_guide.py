@@ -40,7 +40,7 @@ def test_acting_on_it(names: dict[str, Any], capsys: pytest.CaptureFixture[str])
     assert "integrations.keras" in code[-1], "it runs in tests/integrations/test_keras.py"
     for block in code[:-1]:
         if "normalizer=" in block:
-            names["thermostat"].close()  # it steers softmax alone, and says so
+            names["thermostat"].remove()  # it steers softmax alone, and says so
         exec(compile(block, "docs/guide.md", "exec"), names)
     assert names["penalty"].value > 0
     assert names["thermostat"].steps == names["clip"].steps == 2
@@ -48,7 +48,7 @@ def test_acting_on_it(names: dict[str, Any], capsys: pytest.CaptureFixture[str])
     assert (names["stats"].support_size <= names["stats"].visible_keys).all()
     assert names["sparse"].sites[0].heads[0].mass == pytest.approx(1)
     assert "entropy, % of log n" in capsys.readouterr().out
-    names["clip"].close()
+    names["clip"].remove()
 
 
 def test_the_five_lines_of_the_readme(names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

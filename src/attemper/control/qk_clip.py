@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from attemper.checks import positive_number, whole_number
+from attemper.control.handle import Handle, former_close
 from attemper.control.idle import NAMED, warn_idle
 from attemper.control.query_key_weights import HeadsError, Projections, normalises, projections_of
 from attemper.distributed.data_parallel import check_reduce, device_of_group, weight_ranks
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _ADVICE = "MuonClip uses 100."
 
 
-class QKClip:
+class QKClip(Handle):
     r"""Holds the largest attention logit of each head at a threshold, through its query and key weights, after a step.
 
     With :math:`S_h` the largest logit of head h since the last step and :math:`\gamma_h = \min(1, t / S_h)`: the key
@@ -104,15 +105,11 @@ class QKClip:
         self._watch = watch(model, rows=rows, sites=self._wanted, limits=NO_ALARMS)
         self._watch.step()  # from now on steps are counted, so that all passes of one are read together
 
-    def __enter__(self) -> QKClip:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Takes every hook off the model. Weights stay as they are."""
+    def remove(self) -> None:
+        """Takes every hook off the model. Weights stay as they are. May be called again."""
         self._watch.close()
+
+    close = former_close
 
     def step(self) -> dict[str, Tensor]:
         """Clips what the forward passes since the last step have shown.
@@ -195,7 +192,7 @@ class QKClip:
             if name in seen:
                 most = max(head.head for head in site.heads)
                 seen[name] = most + 1, self._watch.observer.head_sizes.get(name, 0)
-        every = self._max(torch.tensor(list(seen.values()))).tolist() if seen else ()
+        every: list[list[int]] = self._max(torch.tensor(list(seen.values()))).tolist() if seen else []
         for name, (heads, size) in zip(seen, every, strict=True):
             with suppress(InputError):
                 found = projections_of(self._modules[name], heads) if heads else None

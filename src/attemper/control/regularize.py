@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attemper.call.result import AttentionStats
 from attemper.checks import one_of
+from attemper.control.handle import Handle
 from attemper.control.idle import IdleSites
 from attemper.control.penalties import Penalty
 from attemper.control.penalty_gradient import AttachPenalty, Ledger, Round, SiteEntry, tie
@@ -70,7 +71,7 @@ def regularize(
     return Regularizer(model, penalty, chosen_sites("regularize", model, sites), observe == "replace")
 
 
-class Regularizer:
+class Regularizer(Handle):
     """A penalty on a model, made by :func:`regularize`."""
 
     def __init__(self, model: nn.Module, penalty: Penalty, sites: list[Site], replaces: bool) -> None:
@@ -193,12 +194,6 @@ class Regularizer:
         for site in self._sites:
             unlisten(site, self)
         self._entries.clear()
-
-    def __enter__(self) -> Regularizer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
 
     def wants(self, module: nn.Module) -> bool:
         """Whether this call counts (a ``Listener``'s)."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from attemper.checks import one_of, positive_number
+from attemper.control.handle import Handle
 from attemper.control.query_key_weights import WHICH, LinearWeight, linear_weights, owners_of
 from attemper.errors import InputError
 from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
@@ -115,7 +116,7 @@ class SpectralScale(nn.Module):
         return self._sigma(matrix)
 
 
-class SigmaReparam:
+class SigmaReparam(Handle):
     """The weights that :func:`sigma_reparam_` changed in a model, to be undone.
 
     Attributes:
@@ -129,12 +130,6 @@ class SigmaReparam:
         for (module, parameter), scale in zip(self._places, scales, strict=True):
             scale.place(module, parameter)
         self._hook = model.register_forward_pre_hook(self._follow)
-
-    def __enter__(self) -> SigmaReparam:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
 
     def remove(self) -> None:
         """Leaves the weights as they are in effect, plain parameters again. A second call does nothing.

@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from attemper.call.normalizer import normalization
 from attemper.control.fold import constant, fold_
+from attemper.control.handle import Handle
 from attemper.control.one_call import OneCall, end_pass
 from attemper.control.saved_model import accompany, unaccompany
 from attemper.control.temperature_file import read_temperatures, write_temperatures
@@ -126,7 +127,7 @@ def temper(
     return Tempered(model, found, each, {site.name: part for site, part in zip(found, normalizers, strict=False)})
 
 
-class Tempered:
+class Tempered(Handle):
     """Temperatures and normalizers on a model, made by :func:`temper`."""
 
     def __init__(
@@ -238,12 +239,6 @@ class Tempered:
         found = f"{class_name(unwrap(self.model))}, {'tempered at' if self._children else 'no more tempered at'}"
         shown = _lines(self.temperatures, self.normalizers)
         return "\n".join((f"{found} {count(len(shown), 'site')}", *shown))
-
-    def __enter__(self) -> Tempered:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
 
     def _parts(self) -> dict[str, nn.Module]:
         return {**self.temperatures, **{f"{site}.normalizer": part for site, part in self.normalizers.items()}}

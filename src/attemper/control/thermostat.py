@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attemper.call.normalizer import normalization
 from attemper.checks import one_of, positive_number, whole_number
 from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
+from attemper.control.handle import Handle, former_close
 from attemper.control.idle import IdleSites
 from attemper.control.temper import Tempered
 from attemper.distributed.data_parallel import check_reduce, weight_ranks
@@ -81,7 +82,7 @@ class Reading:
     """Whether the temperature stands at its floor or ceiling: the target may be out of reach."""
 
 
-class Thermostat:
+class Thermostat(Handle):
     r"""Holds each head's (or layer's) entropy at a target, or in a band, by its temperature.
 
     .. math:: \log T \leftarrow \log T + \mathrm{clip}\left(rate \cdot \frac{\alpha - \bar H}{d\bar H / d \log T},\
@@ -234,17 +235,13 @@ class Thermostat:
             self._temperatures[name].set(logs)
         self.steps = int(state["steps"])
 
-    def close(self) -> None:
+    def remove(self) -> None:
         """Takes temperatures and measuring off the model. May be called again."""
         for site in self._sites:
             unlisten(site, self._meters[site.name])
         self._tempered.remove()
 
-    def __enter__(self) -> Thermostat:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    close = former_close
 
     def _band(self, step: int) -> tuple[float, float]:
         target = self.target
@@ -308,7 +305,7 @@ def _check(sites: list[Site]) -> None:
         if actions is not None and any(isinstance(listener, EntropyMeter) for listener in actions.listeners):
             raise InputError(
                 f"Thermostat: another Thermostat holds {site.name}, and two would correct the same error twice. Call "
-                "close() on the other one first, or give each sites= of its own."
+                "remove() on the other one first, or give each sites= of its own."
             )
 
 

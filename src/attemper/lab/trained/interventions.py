@@ -64,7 +64,7 @@ def _qk_clip(model: ByteModel, total_steps: int) -> Control:
     from attemper.control.qk_clip import QKClip
 
     clip = QKClip(model, threshold=THRESHOLD)
-    return Control(step=clip.step, close=clip.close)
+    return Control(step=clip.step, close=clip.remove)
 
 
 def _sigma_reparam(model: ByteModel, total_steps: int) -> Control:
@@ -93,7 +93,7 @@ def _thermostat(model: ByteModel, total_steps: int) -> Control:
     from attemper.control.thermostat import Thermostat
 
     thermostat = Thermostat(model, target_entropy=BAND, unit="normalized", per="head")
-    return Control(step=thermostat.step, close=thermostat.close)
+    return Control(step=thermostat.step, close=thermostat.remove)
 
 
 INTERVENTIONS: dict[str, Callable[[ByteModel, int], Control]] = {
