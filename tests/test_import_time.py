@@ -49,47 +49,7 @@ ERROR = "import attemper; attemper.InputError"
 READINGS = "import attemper; attemper.Scan, attemper.compare, attemper.AlarmLimits"
 ATTENTION = "import attemper; attemper.attention; attemper.functional"
 SCAN = "import attemper; attemper.scan"
-LAYERS = [name for name in WITHOUT_TORCH if (SRC / name).is_dir() or (SRC / f"{name}.py").is_file()]
-OPTIONS = [["--help"], ["scan", "--help"], ["doctor", "--help"]]
-
-
-def loaded_by_names(question: str) -> set[str]:
-    return asked(ROOT, ERROR, READINGS, ATTENTION, SCAN)[question][1]
-
-
-def without_torch(question: str) -> tuple[str, set[str]]:
-    """Of the layers, and then of the command line."""
-    layers = (f"import attemper.{layer}" for layer in LAYERS)
-    return asked(*layers, *(HELP.format(arguments=arguments) for arguments in OPTIONS))[question]
-
-
-def test_the_probe_sees_what_is_loaded():
-    assert "numpy" in asked("import numpy")["import numpy"][1]
-
-
-def test_import_attemper_loads_neither_torch_nor_the_command_line():
-    loaded = loaded_by_names(ROOT)
-    assert "attemper" in loaded
-    assert not loaded & (HEAVY | COMMAND_LINE)
-
-
-def test_a_public_name_loads_its_home_when_it_is_used():
-    assert not loaded_by_names(ERROR) & HEAVY
-    assert not loaded_by_names(READINGS) & (HEAVY | {"rich"})
-    assert "torch" in loaded_by_names(ATTENTION)
-
-
-def test_attention_loads_without_transformers_and_without_the_command_line():
-    assert not loaded_by_names(ATTENTION) & (COMMAND_LINE | {"transformers"})
-
-
-def test_scan_loads_without_transformers():
-    assert "transformers" not in loaded_by_names(SCAN)
-
-
-def test_nothing_loads_the_compiler_of_torch_before_somebody_compiles():
-    """``torch._dynamo`` is more than a second of a first call."""
-    code = """
+NO_COMPILER = """
 import sys
 import torch
 from torch import nn
@@ -124,7 +84,47 @@ with attemper.temper(plain, temperature=2.0):
     penalty.attach(plain(x, x, x)[0].sum()).backward()
 compiler_is_absent("temper and regularize")
 """
-    asked(code)
+LAYERS = [name for name in WITHOUT_TORCH if (SRC / name).is_dir() or (SRC / f"{name}.py").is_file()]
+OPTIONS = [["--help"], ["scan", "--help"], ["doctor", "--help"]]
+
+
+def loaded_by_names(question: str) -> set[str]:
+    return asked(ROOT, ERROR, READINGS, ATTENTION, SCAN, NO_COMPILER)[question][1]
+
+
+def without_torch(question: str) -> tuple[str, set[str]]:
+    """Of the layers, and then of the command line."""
+    layers = (f"import attemper.{layer}" for layer in LAYERS)
+    return asked(*layers, *(HELP.format(arguments=arguments) for arguments in OPTIONS))[question]
+
+
+def test_the_probe_sees_what_is_loaded():
+    assert "numpy" in asked("import numpy")["import numpy"][1]
+
+
+def test_import_attemper_loads_neither_torch_nor_the_command_line():
+    loaded = loaded_by_names(ROOT)
+    assert "attemper" in loaded
+    assert not loaded & (HEAVY | COMMAND_LINE)
+
+
+def test_a_public_name_loads_its_home_when_it_is_used():
+    assert not loaded_by_names(ERROR) & HEAVY
+    assert not loaded_by_names(READINGS) & (HEAVY | {"rich"})
+    assert "torch" in loaded_by_names(ATTENTION)
+
+
+def test_attention_loads_without_transformers_and_without_the_command_line():
+    assert not loaded_by_names(ATTENTION) & (COMMAND_LINE | {"transformers"})
+
+
+def test_scan_loads_without_transformers():
+    assert "transformers" not in loaded_by_names(SCAN)
+
+
+def test_nothing_loads_the_compiler_of_torch_before_somebody_compiles():
+    """``torch._dynamo`` is more than a second of a first call."""
+    loaded_by_names(NO_COMPILER)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -72,6 +72,7 @@ IN_GRAPHS = (
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.quick("dense", "bias", "dropout", "packed", "maximum")
 def test_the_operator_passes_opcheck(variant: str, full_size: bool):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     if full_size or variant not in IN_GRAPHS:
@@ -82,6 +83,7 @@ def test_the_operator_passes_opcheck(variant: str, full_size: bool):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.quick("bias", "grouped", "sink", "packed", "key_mass")
 def test_the_backward_operator_has_a_true_schema_and_fake(variant: str):
     call = arguments(**VARIANTS[variant]())
     with torch.no_grad():

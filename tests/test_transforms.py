@@ -153,7 +153,8 @@ def tolerance_of(backend: str) -> float:
     return EXACT if type_of(backend) == torch.float64 else ROUNDED
 
 
-@with_normalizers(NORMALIZERS)
+@with_normalizers(NORMALIZERS, quick=())
+@pytest.mark.quick("blocked", "softmax", "entmax")
 def test_tangents_of_output_and_statistics_are_differences_of_the_reference(backend: str, name: str):
     at, along = tensors(), tensors(seed=1)
     want = differences(attended("reference", name), at, along)
@@ -234,6 +235,7 @@ MAPPED = ((0,) * 6, (0, 0, 0, None, None, None), (1, 0, 0, 0, None, None), (None
 
 
 @with_normalizers(["softmax", "scalable_softmax", "sigmoid", "entmax"], quick=())
+@pytest.mark.quick("blocked", "native-softmax")
 def test_mapped_calls_and_gradients_per_sample_are_those_of_a_loop(backend: str, name: str):
     call = attended(backend, name, ("entropy", "max_weight", "first_token_mass"))
     samples = [tensors(torch.float32, seed) for seed in range(2)]
@@ -290,6 +292,7 @@ ORDERS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["softmax", "entmax15"])
 @pytest.mark.parametrize("backend", [*(name for name in BACKENDS if name != "triton"), "auto"])
+@pytest.mark.grid
 def test_second_derivatives_with_forward_mode_are_the_hessian(backend: str, name: str, order: str):
     dtype = torch.float32 if backend == "auto" else type_of(backend)
     x = torch.randn(1, 1, 4, 3, dtype=dtype)

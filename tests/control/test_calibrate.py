@@ -90,6 +90,7 @@ def test_the_temperature_that_made_the_data_is_found(method: str):
 
 
 @pytest.mark.parametrize("method", ["gradient", "grid"])
+@pytest.mark.quick("gradient")
 def test_temperatures_of_heads_are_found_each(method: str):
     want = (0.6, 1.0, 2.5)
     found = calibrate(One(heads=3), teacher_batches(torch.tensor(want)), squared, per="head", method=method)

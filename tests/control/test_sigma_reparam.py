@@ -53,6 +53,7 @@ def moved(handle: SigmaReparam, model: nn.Module, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("which", ["qk", "attention", "all"])
 @pytest.mark.parametrize("name", BUILD)
+@pytest.mark.quick("qk", "gpt2", "t5-all")
 def test_every_layout_starts_as_it_was_and_comes_back_to_the_bit(name: str, which: str):
     model, batch = built(name)
     if name in TIED and which == "all":
@@ -76,6 +77,7 @@ def test_every_layout_starts_as_it_was_and_comes_back_to_the_bit(name: str, whic
 
 
 @pytest.mark.parametrize("name", BUILD)
+@pytest.mark.quick("gpt2", "llama", "bloom", "bert", "MultiheadAttention")
 def test_each_part_has_the_norm_gamma_by_svd(name: str):
     model, batch = built(name)
     weights = linear_weights(model, "qk", None)

@@ -173,9 +173,10 @@ def _gradients(model: nn.Module, run: Any) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.parametrize("way", ["reentrant", "checkpointing", "compile"])
 @pytest.mark.parametrize("kind", ["fixed", "learned", "conditional", "length", "product"])
-@pytest.mark.quick("learned")
-def test_each_kind_under_checkpointing_and_compile(kind: str):
+@pytest.mark.quick("learned-reentrant", "conditional-checkpointing")
+def test_each_kind_under_checkpointing_and_compile(kind: str, way: str):
     model, batch = registered("llama")
     size = model.config.hidden_size
     temperature = {
@@ -192,17 +193,16 @@ def test_each_kind_under_checkpointing_and_compile(kind: str):
     names = [name for name in expected if "attemper" in name]
     assert len(names) == {"fixed": 0, "learned": 2, "conditional": 4, "length": 0, "product": 2}[kind]
     assert all(expected[name].abs().max() > 0 for name in names)
-    for reentrant in (True, False):
-        checkpointed(model, reentrant)
-        found = _gradients(model, lambda: model(**batch, use_cache=False)[0])
-        for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
-    checkpointed(model, None)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    found = _gradients(model, lambda: compiled(**batch, use_cache=False)[0])
+    run: Any = model
+    if way == "compile":
+        torch._dynamo.reset()
+        run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    else:
+        checkpointed(model, way == "reentrant")
+    found = _gradients(model, lambda: run(**batch, use_cache=False)[0])
+    near = {"rtol": 1e-4, "atol": 1e-6} if way == "compile" else {}
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}", **near)
 
 
 def test_a_module_that_calls_sdpa_compiles_into_one_graph_once():

@@ -91,6 +91,7 @@ def test_torchs_own_attention_is_tempered_at_one_call() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.quick("aot_eager")
 def test_a_compiled_model_counts_its_calls(backend: str) -> None:
     torch._dynamo.reset()
     model, x = Looped(1).eval(), batch()

@@ -33,6 +33,7 @@ def held(model: nn.Module, batch: Any, thermostat: attemper.Thermostat, steps: i
 
 @pytest.mark.parametrize("per", ["head", "layer"])
 @pytest.mark.parametrize(("target", "unit"), [(0.6, "normalized"), (0.95, "normalized"), (1.0, "nats")])
+@pytest.mark.grid
 def test_entropies_come_to_the_target_from_one_side(target: float, unit: str, per: str):
     model = small()
     with attemper.Thermostat(model, target_entropy=target, unit=unit, per=per, rows=None, max_step=0.5) as thermostat:
@@ -111,6 +112,7 @@ def test_the_first_step_aims_at_the_schedules_first_target():
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "bert", "nn.MultiheadAttention"])
+@pytest.mark.quick("gpt-oss", "MultiheadAttention")
 def test_models_of_every_way_in(name: str):
     model, batch = built(name)
     model.train()

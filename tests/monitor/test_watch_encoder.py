@@ -34,7 +34,7 @@ def model_of(implementation: str) -> Any:
 )
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize(("implementation", "way"), [("eager", "eager"), ("sdpa", "sdpa"), ("flex_attention", "flex")])
-@pytest.mark.quick("eager-1", "sdpa-sdpa-3", "flex-3")
+@pytest.mark.quick("sdpa-sdpa-3")
 def test_watched_entropies_of_a_pretrained_encoder_are_those_of_its_eager_weights(
     implementation: str, way: str, number: int, seen: Callable[..., None]
 ) -> None:
@@ -55,8 +55,8 @@ def test_watched_entropies_of_a_pretrained_encoder_are_those_of_its_eager_weight
     seen("transformers", TITLE, f"registry, {way}", error_nats=worst)
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.quick("sdpa")
 def test_training_steps_of_a_pretrained_encoder_are_bit_identical(
     implementation: str, steps: int, seen: Callable[..., None]
 ) -> None:

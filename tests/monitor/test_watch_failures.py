@@ -160,6 +160,7 @@ def plain() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.quick(*(piece for piece in PIECES[::8]))
 def test_training_goes_on_bit_for_bit_when_a_piece_of_ours_raises(piece: str, plain: list[Tensor]) -> None:
     one = model()
     with attemper.watch(one, every=2, rows=4) as watch, warnings.catch_warnings(record=True) as told:

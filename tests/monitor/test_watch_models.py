@@ -24,7 +24,6 @@ from tests.monitor.tiny_models import (  # noqa: E402
     largest_error,
     sharpened,
 )
-from tests.support.identical_training import STEPS  # noqa: E402
 
 IMPLEMENTATIONS = [(name, way) for name, tiny in TINY.items() for way in tiny.implementations]
 WITHOUT_FLEX = ("gpt2", "gpt-oss", "t5")
@@ -60,6 +59,7 @@ def watched_error(model: Any, tiny: Tiny, batch: dict[str, Tensor], implementati
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+@pytest.mark.quick("left", "llama-sdpa")
 def test_watched_entropies_are_those_of_eager_weights(
     name: str, implementation: str, padding: str | None, seen: Callable[..., None]
 ) -> None:
@@ -72,6 +72,7 @@ def test_watched_entropies_are_those_of_eager_weights(
 @FLEX_WARNINGS
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("name", [name for name in TINY if name not in WITHOUT_FLEX])
+@pytest.mark.quick("left", "llama")
 def test_flex_attention_is_read_with_its_masks_windows_and_softcap(
     name: str, padding: str | None, eager_flex: None, seen: Callable[..., None]
 ) -> None:
@@ -107,10 +108,10 @@ def training(tiny: Tiny, implementation: str, watched: bool, steps: int) -> tupl
 
 
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+@pytest.mark.quick("llama-sdpa", "t5-eager", "bert-sdpa", "gpt-oss")
 def test_training_steps_with_dropout_are_bit_identical(
     name: str, implementation: str, steps: int, seen: Callable[..., None]
 ) -> None:
-    steps = STEPS if (name, implementation) == ("llama", "sdpa") else steps
     (plain, plain_state), (watched, watched_state) = (
         training(TINY[name], implementation, watched, steps) for watched in (False, True)
     )
@@ -124,7 +125,7 @@ def test_training_steps_with_dropout_are_bit_identical(
 @pytest.mark.parametrize(
     ("name", "implementation"), [(name, way) for name, other in OTHERS.items() for way in other.ways]
 )
-@pytest.mark.quick("None", "-left", "left-")
+@pytest.mark.quick("left")
 def test_every_module_that_returns_eager_weights_is_seen_under_its_own_name(
     name: str, implementation: str, padding: str | None, seen: Callable[..., None]
 ) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import transformers as tf
 
 from tests.monitor.tiny_models import eager_entropies, from_config, head_entropies, inputs
-from tests.support.identical_training import STEPS, assert_identical_training
+from tests.support.identical_training import assert_identical_training
 
 FALCON: dict[str, Any] = {
     "vocab_size": 101,
@@ -131,6 +131,7 @@ def measured(scan: attemper.Scan) -> list[Tensor]:
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.quick("left")
 def test_entropies_are_those_of_the_weights_that_the_model_returns(
     name: str, padding: str | None, seen: Callable[..., None]
 ) -> None:
@@ -201,8 +202,8 @@ def test_longformer_is_skipped_by_name_in_every_layer(names: tuple[int, ...], se
 
 
 @pytest.mark.parametrize("name", ["GPT-J", "Falcon", "Falcon sdpa", "Falcon alibi", "Bloom", "DeBERTa-v2"])
+@pytest.mark.quick("GPT-J", "DeBERTa")
 def test_training_with_dropout_is_bit_identical(name: str, steps: int, seen: Callable[..., None]) -> None:
-    steps = STEPS if name == "GPT-J" else steps
     build, title, way = MODELS[name]
 
     def made() -> tuple[tf.PreTrainedModel, Callable[[Any], Tensor]]:

@@ -59,6 +59,7 @@ def test_a_tap_without_a_name_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("kind", [Tapped, Checkpointed])
+@pytest.mark.quick("Checkpointed")
 def test_a_compiled_model_is_one_graph_on_sampled_and_other_steps(kind: type[nn.Module]) -> None:
     model, x = kind(), torch.randn(2, 20, 32, requires_grad=True)
     counter = CompileCounterWithBackend("aot_eager")

@@ -95,6 +95,7 @@ def compiled(model: nn.Module, backend: Any = "eager") -> Any:
 
 
 @pytest.mark.parametrize("kind", [Tapped, Checkpointed])
+@pytest.mark.quick("Tapped")
 def test_a_compiled_model_is_one_graph_that_only_the_flag_rules(kind: type[nn.Module], device: Device) -> None:
     model, x = kind(), torch.randn(2, 12, 32, requires_grad=True)
     counter = CompileCounterWithBackend("aot_eager")
@@ -133,6 +134,7 @@ def test_the_graph_has_the_operator_without_the_tag() -> None:
     assert torch.Tag.cudagraph_unsafe in torch.ops.attemper.tap.default.tags
 
 
+@pytest.mark.slow("takes many seconds")
 def test_passes_of_a_compiled_model_that_is_never_stepped_are_those_that_every_names(device: Device) -> None:
     model, sizes = Tapped(), (12, 11, 10, 9)
     run = compiled(model)
@@ -205,6 +207,7 @@ def captured(model: nn.Module, x: Tensor, device: Device) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.quick("None")
 def test_a_graph_that_is_captured_by_hand_counts_on_sampled_steps_only(rows: int | None, device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     with attemper.watch(model, every=2, rows=rows) as watch:
@@ -350,6 +353,7 @@ def test_a_model_that_takes_the_place_of_another_has_its_own_rows(device: Device
     assert close(scans[1], expected(models[1], x))
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_tap_runs_its_kernels_for_its_own_watch_alone(device: Device) -> None:
     runs, x = [compiled(Tapped("first")), compiled(Tapped("second"))], torch.randn(2, 12, 32)
     with attemper.watch(runs[0]) as always, attemper.watch(runs[1], every=100) as seldom:
@@ -360,6 +364,7 @@ def test_a_tap_runs_its_kernels_for_its_own_watch_alone(device: Device) -> None:
     assert device.launched == 3 + 1
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_transformers_model_set_to_attemper_fills_a_buffer_for_each_layer(device: Device) -> None:
     pytest.importorskip("transformers")
     from tests.monitor.tiny_models import TINY, eager_entropies, sharpened
@@ -381,25 +386,21 @@ def test_a_transformers_model_set_to_attemper_fills_a_buffer_for_each_layer(devi
         assert float((heads - layer).abs().max()) < 2e-5
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "backend": ({"backend": "blocked"}, "measured by triton, not by backend='blocked'"),
-    "gini": ({"stats": "gini"}, "has no gini, which needs whole rows"),
-    "support": ({"stats": ["support_size", "mean_distance"]}, "a tap has no support_size and no mean_distance: leave"),
-    "fewest keys": (
-        {"fewest_keys": 20},
-        "and fewest_keys=20 is not one: take 16 or 32",
-    ),
-}
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"backend": "blocked"}, "measured by triton, not by backend='blocked'"),
+    ({"stats": "gini"}, "has no gini, which needs whole rows"),
+    ({"stats": ["support_size", "mean_distance"]}, "a tap has no support_size and no mean_distance: leave"),
+    ({"fewest_keys": 20}, "and fewest_keys=20 is not one: take 16 or 32"),
+)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_a_buffer_cannot_give_is_told(name: str) -> None:
-    options, reason = REFUSED[name]
+def test_what_a_buffer_cannot_give_is_told() -> None:
     run = compiled(Tapped())
-    with attemper.watch(run, **options) as watch:
-        run(torch.randn(2, 12, 32))
-        with pytest.raises(InputError, match=reason):
-            watch.table()
+    for options, reason in REFUSED:
+        with attemper.watch(run, **options) as watch:
+            run(torch.randn(2, 12, 32))
+            with pytest.raises(InputError, match=reason):
+                watch.table()
 
 
 def test_a_graph_keeps_the_number_of_rows_it_was_captured_for(device: Device) -> None:
@@ -414,19 +415,16 @@ def test_a_graph_keeps_the_number_of_rows_it_was_captured_for(device: Device) ->
             watch.table()
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_padding_that_a_buffer_cannot_tell_is_told(padded: bool) -> None:
-    model, x = Tapped(), torch.randn(2, 12, 32)
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[1, 7:] = 0 if padded else 1
-    run = compiled(model)
+def test_padding_that_a_buffer_cannot_tell_is_told() -> None:
+    run, x, mask = compiled(Tapped()), torch.randn(2, 12, 32), torch.ones(2, 12, dtype=torch.long)
     with attemper.watch(run) as watch:
         run(x, attention_mask=mask)
-        if padded:
-            with pytest.raises(InputError, match="first: a batch was padded, which a tap in compiled code"):
-                watch.table()
-        else:
-            assert watch.table().sites[0].heads[0].rows == 24
+        assert watch.table().sites[0].heads[0].rows == 24
+    mask[1, 7:] = 0
+    with attemper.watch(run) as watch:
+        run(x, attention_mask=mask)
+        with pytest.raises(InputError, match="first: a batch was padded, which a tap in compiled code"):
+            watch.table()
 
 
 def test_rows_of_a_buffer_are_not_kept_and_that_is_told() -> None:
@@ -438,6 +436,7 @@ def test_rows_of_a_buffer_are_not_kept_and_that_is_told() -> None:
         scan.row_statistics("first")
 
 
+@pytest.mark.slow("takes many seconds")
 def test_buffers_made_in_inference_mode_are_written_outside_of_it() -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     run = compiled(model)

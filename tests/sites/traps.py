@@ -96,7 +96,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "integrations/test_lightning.py::test_scalars_stand_at_the_step_of_the_loss_of_the_same_batches",
     ),
     "a monitor that keeps graphs leaks": (
-        "monitor/test_watch.py::test_memory_stays_flat_over_hundreds_of_steps",
+        "monitor/test_watch.py::test_memory_stays_flat_over_many_steps",
         "monitor/test_watch_memory.py::test_memory_stays_flat_over_three_hundred_sampled_steps",
         "sites/test_traps.py::test_nothing_that_is_kept_holds_a_graph",
     ),
