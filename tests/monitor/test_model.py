@@ -164,6 +164,14 @@ def test_another_model_has_another_hash(change: Any) -> None:
     assert hash_of(model) != hash_of(layers())
 
 
+def test_without_buffers_ranks_whose_running_means_differ_have_one_hash() -> None:
+    model = layers()
+    model[2].running_mean.add_(1)  # type: ignore[index]
+    assert hash_of(model, buffers=False) == hash_of(layers(), buffers=False) != hash_of(layers())
+    change_all(model)
+    assert hash_of(model, buffers=False) != hash_of(layers(), buffers=False)
+
+
 def test_two_normalizers_have_two_hashes() -> None:
     hashes = set()
     for normalizer in ("softmax", attemper.nn.Entmax(1.3), attemper.nn.Entmax(1.6)):

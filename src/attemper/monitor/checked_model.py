@@ -151,7 +151,7 @@ def hash_of(model: nn.Module, *, buffers: bool = True) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     samples = []
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in (*model.named_parameters(), *(model.named_buffers() if buffers else ())):
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype};".encode("utf-8", "surrogatepass"))
         # Of a DTensor, the values of this process.
         local = getattr(tensor, "_local_tensor", tensor)
