@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from attemper import cli, compare
 from attemper.readings.reading import Reading
@@ -123,4 +125,21 @@ def test_a_file_that_is_not_there_or_no_scan_is_named_in_one_line(run: Run, file
     (tmp_path / "text.json").write_text("[1]")
     code, out, err = run(files[0], tmp_path / "text.json")
     assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"{tmp_path / 'text.json'} is cut off, or nothing that attemper wrote" in err
+    (tmp_path / "text.json").write_text('{"schema": 2}')
+    code, out, err = run(files[0], tmp_path / "text.json")
+    assert (code, out, err.count("\n")) == (1, "", 1)
     assert f"{tmp_path / 'text.json'}: " in err
+
+
+def test_the_content_of_a_file_says_what_it_is_and_not_its_name(run: Run, files, tmp_path: Path):
+    one, other = (path.rename(path.with_suffix(".safetensors")) for path in files)
+    assert run(one, other)[0] == 0
+    assert "is no fingerprint: --explain reads what `attemper fingerprint` wrote" in run(one, other, "--explain")[2]
+    weights = tmp_path / "weights.safetensors"
+    save_file({"w": torch.zeros(2)}, weights)
+    code, out, err = run(one, weights)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "weights.safetensors" in err
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert "is a GGUF file" in run(one, tmp_path / "model.gguf")[2]

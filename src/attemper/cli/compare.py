@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from attemper.monitor.pattern import Pattern
     from attemper.readings.reading import Reading
     from attemper.results.comparison import Comparison
-    from attemper.results.run import Run
 
 SIDE = (
     "What `attemper scan --json` or `attemper merge --out` wrote; a run, as it was at its last sample, or RUN@STEP; "
@@ -80,14 +80,11 @@ def compare(
             raise typer.BadParameter("is of a comparison head by head: leave it out.", param_hint="--picture or --sort")
         _explain(a, b, Input(text, max_length, batch_size, device, dtype), as_json, html)
         return
-    for side in (a, b):
-        if _is_fingerprint(side):
-            raise InputError(f"{clean_name(side)} is a fingerprint: `attemper compare A B --explain` reads it.")
     import attemper
     from attemper.readings.reading import Reading
 
     with ExitStack() as opened:
-        stored = [_read_stored(side, opened) for side in (a, b)]
+        stored = _read_stored((a, b), opened, fingerprints=False)
         check_files(html, None)
         if None not in stored and text is not None:
             raise typer.BadParameter(
@@ -122,10 +119,10 @@ def compare(
 def _explain(a: str, b: str, given: Input, as_json: bool, html: Path | None) -> None:
     """Prints why two fingerprints, or models, differ, and writes the page; exits with 3 if that is a fault."""
     import attemper
-    from attemper.fingerprints.record import load_fingerprint
 
     check_files(html, None)
-    stored = [load_fingerprint(side) if _is_safetensors(side) else None for side in (a, b)]
+    with ExitStack() as opened:
+        stored = _read_stored((a, b), opened, fingerprints=True)
     if None not in stored and given.text is not None:
         raise typer.BadParameter("is of no use: both A and B are fingerprints.", param_hint="--text")
     words = "" if None not in stored else read_text(given.text)
@@ -144,19 +141,6 @@ def _explain(a: str, b: str, given: Input, as_json: bool, html: Path | None) -> 
         print(clean(found.message))
     if found.is_fault:
         raise typer.Exit(3)
-
-
-def _is_safetensors(side: str) -> bool:
-    path = Path(side)
-    return path.suffix.lower() == ".safetensors" and len(side) < 4096 and not path.is_dir()
-
-
-def _is_fingerprint(side: str) -> bool:
-    if not _is_safetensors(side):
-        return False
-    from attemper.fingerprints.file import is_fingerprint
-
-    return is_fingerprint(side)
 
 
 def _check_usage(sort: str | None, backend: str, device: str) -> None:
@@ -179,49 +163,51 @@ def _patterns(
     return patterns_of(models[0], words, given, heads), patterns_of(models[1], words, given, heads)
 
 
-def _read_stored(side: str, opened: ExitStack) -> Reading | Run | None:
-    """What a side holds that was read before; None for a model. A run is open until ``opened`` is closed."""
-    run, _, step = side.rpartition("@")
-    if _is_run(side):
-        from attemper.results.run import open_run
+def _read_stored(sides: tuple[str, str], opened: ExitStack, *, fingerprints: bool) -> list[Any]:
+    """What each side holds that attemper wrote; None for a model. A run is open until ``opened`` is closed.
 
-        return opened.enter_context(open_run(side))
-    if _is_run(run):
+    Raises:
+        InputError: a side cannot be read; or, as ``fingerprints`` asks, it is a fingerprint or none.
+    """
+    from attemper.fingerprints.record import Fingerprint
+
+    found = [_open(side, opened) for side in sides]
+    for side, one in zip(sides, found, strict=True):
+        if one is not None and isinstance(one, Fingerprint) != fingerprints:
+            raise InputError(
+                f"{clean_name(side)} is no fingerprint: --explain reads what `attemper fingerprint` wrote, and models."
+                if fingerprints
+                else f"{clean_name(side)} is a fingerprint: `attemper compare A B --explain` reads it."
+            )
+    return found
+
+
+def _open(side: str, opened: ExitStack) -> Any:
+    import attemper
+    from attemper.results.run import Run, open_run
+
+    run, _, step = side.rpartition("@")
+    if _is_ours(side):
+        found = attemper.open(side)
+        return opened.enter_context(found) if isinstance(found, Run) else found
+    if _is_ours(run):
         if not step.isdecimal():
             raise InputError(f"{clean_name(side)}: a step is a whole number, such as {clean_name(run)}@1000.")
-        return _of_run(run, int(step))
-    return _of_file(side) if _is_file(side) else None
-
-
-def _is_run(side: str) -> bool:
-    path = Path(side)
-    if not 0 < len(side) < 4096 or not path.exists():
-        return False
-    from attemper.store.folder import is_run
-
-    return path.suffix.lower() == ".sqlite" or is_run(path)
-
-
-def _of_run(path: str, step: int) -> Reading:
-    from attemper.results.run import open_run
-
-    with open_run(path) as run:
-        return run.at(step, alarms=False).reading
-
-
-def _is_file(side: str) -> bool:
-    """Whether a side is a stored scan. A name that ends in .json can only mean one."""
-    path = Path(side)
-    is_file = len(side) < 4096 and path.is_file() and path.suffix.lower() not in (".gguf", ".safetensors", ".bin")
-    if path.suffix.lower() == ".safetensors" and len(side) < 4096 and path.is_file():
-        from attemper.readings.part_file import is_reading
-
-        return is_reading(path)
-    if not is_file and path.suffix.lower() == ".json":
+        return opened.enter_context(open_run(run)).at(int(step), alarms=False).reading
+    if side.lower().endswith(".json"):
         raise InputError(
             f"there is no file {clean_name(side)}. One is written by `attemper scan MODEL --json > FILE.json`."
         )
-    return is_file
+    return None
+
+
+def _is_ours(side: str) -> bool:
+    """Whether a side is a file or the folder of a run, and no model, which is a folder, too."""
+    from attemper.store.folder import is_run
+
+    if os.path.isdir(side):
+        return is_run(Path(side))
+    return os.path.isfile(side) and not side.lower().endswith(".gguf")
 
 
 def _of_model(side: str, words: str, given: Input, backend: str) -> Reading:
@@ -235,18 +221,6 @@ def _of_model(side: str, words: str, given: Input, backend: str) -> Reading:
         raise InputError(
             f"{clean_name(side)} is no file and no run here, so it was taken for a model: {error}"
         ) from error
-
-
-def _of_file(path: str) -> Reading:
-    from attemper.readings.reading import Reading
-    from attemper.results.scan import load_scan
-
-    if path.lower().endswith(".safetensors"):
-        return load_scan(path).reading
-    try:
-        return Reading.from_json(Path(path))
-    except InputError as error:
-        raise InputError(f"{clean_name(path)}: {error}") from error
 
 
 def _names(a: str, b: str, readings: list[Reading]) -> tuple[str, str]:

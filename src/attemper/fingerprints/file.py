@@ -139,17 +139,6 @@ def _final(numbers: Mapping[str, np.ndarray], softcap: float | None, hidden: np.
     return final_scores(numbers["raw"], numbers["multiplier"], softcap, None, hidden)
 
 
-def is_fingerprint(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a fingerprint, of any version."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "np") as file:
-            return is_of_fingerprint(file.metadata() or {})
-    except (OSError, ValueError, SafetensorError):
-        return False
-
-
 def is_of_fingerprint(metadata: Mapping[str, str]) -> bool:
     """Whether the metadata of a file are those of a fingerprint, of any version."""
     return f'"format": "{FORMAT}"' in metadata.get("attemper", "")

@@ -211,17 +211,6 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def is_reading(path: Path) -> bool:
-    """Whether a safetensors file is a reading, of any version. A checkpoint is none, and no file that is cut off."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "np") as file:
-            return f'"format": "{FORMAT}"' in (file.metadata() or {}).get("attemper", "")
-    except (OSError, ValueError, SafetensorError):
-        return False
-
-
 def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
     fewest_keys = fields["law"]["fewest_keys"]
     order = _column_order(fields["columns"], fewest_keys)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, Reading, SiteReading, Skipped, head_rows
-from attemper.text import counts
+from attemper.text import clean_name, counts
 
 if TYPE_CHECKING:
     import pandas
@@ -265,6 +265,9 @@ def load_scan(path: str | os.PathLike[str]) -> Scan:
 
     path = Path(path)
     if is_json(path):
-        return Scan.from_json(path)
+        try:
+            return Scan.from_json(path)
+        except InputError as error:
+            raise InputError(f"{clean_name(path)}: {error}") from error
     part = load(path)
     return Scan(part.reading(), None, part=part)
