@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 import tempfile
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from attemper.errors import InputError, MissingExtraError
+from attemper.results.run import open_run
 from attemper.store import parts, place
 from attemper.store.chunk import round_bits
 from attemper.store.fragment import replay
 from attemper.store.place import FolderTarget, open_target
+from attemper.store.scalars import read
 from attemper.store.writer import Writer, open_writer
 from tests.support.samples import NAMES, sample, samples, sites
 
@@ -242,3 +245,32 @@ def test_other_files_are_no_parts(tmp_path):
         (tmp_path / name).touch()
     assert parts.parts(open_target(tmp_path)) == {}
     assert sorted(os.listdir(tmp_path))
+
+
+def test_numbers_of_every_step_are_published_and_put_together_again(where):
+    for steps in (range(3), range(2, 6)):
+        run = open_writer(where)
+        run.keep_scalars([(step, {"loss": step / 2, "lr": 1.0} if step else {"loss": math.nan}) for step in steps])
+        for step in steps:
+            run.take(sample(step))
+        run.flush(10)
+        run._parts.publish()
+        run.keep_scalars([(steps[-1] + 1, {}), (steps[-1] + 1, {"loss": 9.0})])
+        run.close()
+    found = read(parts.restore(open_target(where), 0).tables().rows)
+    assert found["loss"].steps.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert np.isnan(found["loss"].values[0])
+    assert found["loss"].values[1:].tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, 9.0]
+    assert found["lr"].steps.tolist() == [1, 2, 3, 4, 5]
+    names = [name for name in open_target(where).names() if "scalars" in name]
+    assert len(names) == 4
+    assert all(place.OURS.fullmatch(name) for name in names)
+    with open_run(where) as found:
+        assert found.history("loss").values[-1] == 9.0
+
+
+def test_a_damaged_part_of_numbers_is_told(tmp_path):
+    target = FolderTarget(tmp_path)
+    target.write("fragment-0-0000000000000001-000000000.scalars", b"nothing")
+    with pytest.raises(InputError, match="is no part of a run, or damaged"):
+        parts.restore(target, 0)

@@ -13,6 +13,7 @@ from attemper.errors import InputError
 from attemper.monitor.collector import Collector
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import Recorder
+from attemper.monitor.scalars import Scalars
 from attemper.monitor.snapshot import SampleReadings, SampleSums, with_differences
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample
@@ -71,6 +72,10 @@ class MergedRecorder(Recorder):
         """Adds a sample of this rank alone, of an evaluation: the ranks may have different parts of it, or none."""
         if self._reduction.is_first:
             super().add(step)
+
+    def note(self, step: int, given: Scalars) -> None:
+        if self._reduction.is_first:
+            super().note(step, given)
 
     def judge_now(self, step: int, *, apart: bool) -> Judge:
         """Takes what is on its way. A sample is judged when its step ends, and has all its rows then."""

@@ -21,6 +21,7 @@ from torch import nn
 from attemper.monitor.checked_model import configuration, provenance, versions
 from attemper.monitor.collector import Collector
 from attemper.monitor.options import Schedule, WatchOptions
+from attemper.monitor.scalars import Scalars, ScalarsUnderway
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Transfer, sample_of
 from attemper.readings.alarms import is_heard, lines
 from attemper.readings.judge import Judge
@@ -49,6 +50,8 @@ FIRST_JUDGED = 64
 """How many of them are the first: they hold what was normal."""
 ARRIVES_SECONDS = 0.005
 """Between two looks whether a sample has come from its device, at the end of the process."""
+SCALARS_SECONDS, MOST_SCALARS = 1.0, 4096
+"""Numbers of steps are handed to the writer after so long, or with a sample; without a store so many wait at most."""
 MOST_LETTERS = 1_000
 """Of the reason why nothing was measured, in the store."""
 UNSEEN = "no attention of it was seen in a sampled step"
@@ -88,6 +91,14 @@ class Recorder:
         self._skipped: dict[str, str] = {}
         self._underway: deque[_Underway] = deque()
         self._waiting: list[Sample] = []
+        self.scalars = ScalarsUnderway()
+        """Numbers of steps on their way from devices."""
+        self._scalars: list[tuple[int, dict[str, float]]] = []
+        """Those that have come and the writer does not have."""
+        self._noted: int | None = None
+        """The last step that was noted."""
+        self._handed = time.monotonic()
+        """When the writer got numbers of steps last."""
         self._writer: Writer | None = None
         self._run: Run | None = None
         self._closed = self._resumed = False
@@ -128,6 +139,8 @@ class Recorder:
     def hand_over(self, until: float) -> None:
         """At the end of the process: keeps what arrives from devices until then (monotonic), and counts the rest."""
         assert self._writer is not None
+        self._settle_scalars()
+        self._hand_scalars()
         try:
             while self._underway:
                 while not (arrived := self._underway[0].snapshot.done) and time.monotonic() < until:
@@ -150,6 +163,7 @@ class Recorder:
         if self._closed or self._writer is None:
             return
         self._closed = True
+        self._hand_scalars()
         if self._store is None:
             self._writer.end(float("inf"))
         else:
@@ -220,9 +234,34 @@ class Recorder:
             if is_heard(alarm) and self._on_alarm is not None:
                 self._collector.guard("on_alarm", partial(self._on_alarm, alarm))
 
+    # --- numbers of steps ---
+
+    def note(self, step: int, given: Scalars) -> None:
+        """Takes the numbers that the loop gave of a step. Nothing waits for a device."""
+        begins = self.last_step is not None if self._noted is None else step <= self._noted
+        if given or begins:  # a run that goes on or back without numbers has none from there on
+            self.scalars.take(step, given)
+        self._noted = step
+        self._settle_scalars()
+        if time.monotonic() - self._handed > SCALARS_SECONDS:
+            self._hand_scalars()
+
+    def _settle_scalars(self, *, wait: bool = False) -> None:
+        self._scalars += self.scalars.arrived(wait=wait)
+        if len(self._scalars) > MOST_SCALARS:
+            self._open_writer()
+            self._hand_scalars()
+
+    def _hand_scalars(self) -> None:
+        self._handed = time.monotonic()
+        if self._scalars and self._writer is not None:
+            steps, self._scalars = self._scalars, []
+            self._writer.keep_scalars(steps)
+
     # --- the run ---
 
     def _keep(self, sample: Sample) -> None:
+        self._hand_scalars()
         if self._writer is not None:
             self._writer.take(sample)
             return
@@ -246,6 +285,7 @@ class Recorder:
                 self._resume()
         while self._waiting:
             self._writer.take(self._waiting.pop(0))
+        self._hand_scalars()
         if self._closed:
             self._writer.close()
         return self._writer
@@ -364,8 +404,10 @@ class Recorder:
         """Everything that was sampled, to be read."""
         from attemper.results.run import Run
 
+        self._settle_scalars(wait=True)
         self.settle(wait=True)
         writer = self._open_writer()
+        self._hand_scalars()
         writer.flush()
         if writer.pending:  # its file will be another place to read
             return Run(self._ranks())
@@ -422,6 +464,8 @@ class Recorder:
 
     def close(self) -> None:
         """Writes what is left and ends the file. What is there can be read afterwards."""
+        self._settle_scalars(wait=True)
+        self._hand_scalars()
         self.settle(wait=True)
         self._closed = True
         if self._run is not None:

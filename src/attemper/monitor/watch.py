@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from torch import nn
+from torch import Tensor, nn
 
 from attemper.backends.table import check_backend
 from attemper.checks import MOST, index_of
@@ -229,7 +229,14 @@ class Watch(TapReceiver):
         held = self._first.waiting if self._first is not None else 0
         self._recorder.forget(held + int(self._due and self._keeps))
 
-    def step(self, step: SupportsIndex | None = None) -> None:
+    def step(
+        self,
+        step: SupportsIndex | None = None,
+        *,
+        loss: float | Tensor | None = None,
+        grad_norm: float | Tensor | None = None,
+        **numbers: float | Tensor | None,
+    ) -> None:
         """Ends a training step: all forward passes since the last one, up to 16 where it is the first. The next
         ``every``-th step is sampled. Without this call, forward passes are the steps.
 
@@ -237,10 +244,14 @@ class Watch(TapReceiver):
             step: the loop's own number of the step that ends; None to go on counting, from 0 or after the last step of
                 the store. A number that is not above the last one replaces the history from there on. Where training
                 goes on from a checkpoint, call it once before the loop with the number of the checkpoint's last step.
+            loss: of this step, a number or a tensor of one element on any device. It is detached, and not waited for.
+                It is kept of every step, not only of sampled ones: ``watch.history("loss")``.
+            grad_norm: the norm of its gradient, likewise.
+            numbers: others by names of your choice, at most 32 names in a run; None where a step has none.
 
         Raises:
-            InputError: ``step`` is not a whole number; or after the first sampled step: the ranks that ``reduce=`` is
-                to merge do not hold the same part of the model.
+            InputError: ``step`` is not a whole number; a number of the step is none, or has the name of a statistic; or
+                after the first sampled step: the ranks that ``reduce=`` is to merge do not hold the same part of it.
         """
         number = None if step is None else index_of(step)
         if step is not None:
@@ -249,6 +260,7 @@ class Watch(TapReceiver):
                     f"watch.step(step) must be an int of 64 bits, the loop's own number of a step, got {step!r:.60}."
                 )
             step = number
+        given = self._recorder.scalars.check({"loss": loss, "grad_norm": grad_norm, **numbers})
         if not self._stepping and self._first is None:
             warnings.warn(LATE_STEP.format(self.passes), stacklevel=2)
         try:
@@ -257,6 +269,7 @@ class Watch(TapReceiver):
             if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
                 self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
                 self._record()
+            self._recorder.note(self._schedule.number - 1, given)
             self._tell(due=self._schedule.sampled and (self.passes > 0 or self.steps > 1))
         except (InputError, Warning):
             raise
@@ -553,7 +566,7 @@ class Watch(TapReceiver):
         return self._recorder.run
 
     def history(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> History:
-        """A statistic at every sampled step; see ``Run.history``."""
+        """A statistic at every sampled step, or the loss at every step; see ``Run.history``."""
         return self.run.history(statistic, site, head, **options)
 
     def mean(self, statistic: str, site: Any = None, head: int | None = None, **options: Any) -> Any:

@@ -26,10 +26,11 @@ Array = np.ndarray
 
 @dataclass(frozen=True, eq=False, repr=False)
 class History:
-    """The numbers of one statistic at the steps that were sampled; NaN where a sample has none.
+    """The numbers of one statistic at the steps that were sampled; NaN where a sample has none. Or what the loop gave
+    with each step, such as its loss.
 
-    ``values`` is [steps] for one head, [steps, heads] for one site, and [steps, sites, heads] for several, where NaN
-    stands for the heads that a site does not have.
+    ``values`` is [steps] for one head and for what has no site, [steps, heads] for one site, and [steps, sites, heads]
+    for several, where NaN stands for the heads that a site does not have.
     """
 
     statistic: str
@@ -38,7 +39,7 @@ class History:
     values: Array
     """float32; of counts above 2^24 float64."""
     sites: tuple[SiteLabel, ...]
-    """The sites of ``values``, in their order; one where a site was asked for."""
+    """The sites of ``values``, in their order; one where a site was asked for; none of what the loop gave."""
     site: str | None = None
     """The name that was asked for; None for all sites."""
     head: int | None = None
@@ -49,7 +50,8 @@ class History:
     def __repr__(self) -> str:
         steps = count(len(self), "step") + (f" from {self.steps[0]} to {self.steps[-1]}" if len(self) else "")
         of = f"site={self.site!r}" if self.site else count(len(self.sites), "site")
-        return f"History({self.statistic!r}, {of}, head={self.head}: {steps}, values {list(self.values.shape)})"
+        place = f", {of}, head={self.head}" if self.sites else ""
+        return f"History({self.statistic!r}{place}: {steps}, values {list(self.values.shape)})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ NUMBERS = {
     "pyramid": "<qqqq",
     "summary": "<qq4d",
     "verdict": "<qqq",
+    "scalar": "<qqqq",
 }
 """Table whose rows end with a checksum -> its numbers, as ``struct`` has them. Bytes follow where there are any."""
 _ROWS = {
@@ -41,9 +42,13 @@ CHECKED_VERSION = 3
 """The first version of a file that has checksums."""
 JUDGED_VERSION = 4
 """The first version that may keep what was judged."""
+SCALARS_VERSION = 5
+"""The first version that may have numbers of every step."""
 UNCHECKED = "written by an earlier attemper, without checksums: damage to that may go unseen"
 
-_WIDTHS = {table: many + (table not in ("sample", "summary")) for table, (_, many) in _ROWS.items()}
+_BEHIND = {"sample": 0, "summary": 0, "scalar": 2}
+"""Columns behind the numbers and before the checksum: one with bytes, but in these."""
+_WIDTHS = {table: many + _BEHIND.get(table, 1) for table, (_, many) in _ROWS.items()}
 
 
 def damage(what: str) -> InputError:
@@ -52,9 +57,12 @@ def damage(what: str) -> InputError:
 
 
 def checksum(table: str, row: tuple[Any, ...]) -> int:
-    """CRC-32 of a row: its numbers as little-endian int64 and float64, NaN for NULL, and the bytes behind them."""
+    """CRC-32 of a row: its numbers as little-endian int64 and float64, NaN for NULL, and the bytes behind them; of text
+    its UTF-8.
+    """
     form, many = _ROWS[table]
-    return zlib.crc32(b"".join(row[many:]), zlib.crc32(form.pack(*row[:many])))
+    rest = (part.encode() if isinstance(part, str) else part for part in row[many:])
+    return zlib.crc32(b"".join(rest), zlib.crc32(form.pack(*row[:many])))
 
 
 def whole_checksum(rows: list[tuple[Any, ...]]) -> int:

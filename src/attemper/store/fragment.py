@@ -26,6 +26,8 @@ from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, Site
 from attemper.store.checksum import WHOLE, get, put, seal, whole
 from attemper.store.chunk import REST, as_kept, round_bits, split_counts, unpack
 from attemper.store.compaction import CHUNK, Layout, fold, layouts, summary, thin
+from attemper.store.scalars import OpenBlocks, Steps
+from attemper.store.scalars import thin as thin_scalars
 from attemper.store.schema import Tables, open_in_memory, open_to_read, open_to_write
 from attemper.store.store import DEFAULT_BITS, MANTISSA, WORDS, sentence, to_json
 
@@ -67,6 +69,9 @@ class Fragment:
         """Whether it was made of parts without checksums."""
         self.thinned = False
         """Whether older samples were thinned to stay below ``max_bytes``."""
+        self._scalars = OpenBlocks()
+        self.unpublished: list[tuple[int, Mapping[str, float]]] | None = None
+        """Numbers of steps that no part has yet; None where there are no parts."""
         try:
             for table in WHOLE:
                 whole(self.connection.execute, table)
@@ -111,6 +116,18 @@ class Fragment:
         if self._max_bytes is not None and self.bytes_used > self._max_bytes:
             self._thin(self._max_bytes)
         return True
+
+    def keep_scalars(self, steps: Steps) -> None:
+        """Keeps numbers of steps by their names. A step that is not above the last one replaces all from there on; one
+        without a number replaces all above it.
+        """
+        with self.transaction() as connection:
+            scalars = self._scalars.extended(connection, steps)
+        self._scalars = scalars
+        if self.unpublished is not None:
+            self.unpublished += steps
+        if self._max_bytes is not None and self.bytes_used > self._max_bytes:
+            self._thin(self._max_bytes)
 
     def describe(self, about: Mapping[str, object]) -> None:
         """Keeps what is known of the run: name, tags, notes, the model's configuration. Paths lose their folders."""
@@ -270,9 +287,11 @@ class Fragment:
         """Thins the oldest samples until the file is small enough, or until nothing is left that could be thinned."""
         while self.bytes_used > most:
             with self.transaction("about") as connection:
-                if not thin(connection, self._next):
+                samples = thin(connection, self._next)
+                if not (thin_scalars(connection, most, self._scalars.rows) or samples):
                     break
-                self._note_thinned(connection)
+                if samples:
+                    self._note_thinned(connection)
             self._say_thinned(most)
         spare = self._pragma("page_count") - most // self._pragma("page_size")
         if spare > 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import time
 import zlib
@@ -25,6 +26,7 @@ from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.compaction import CHUNK
 from attemper.store.fragment import Fragment, replay
 from attemper.store.place import Target
+from attemper.store.scalars import Steps
 from attemper.store.schema import Tables
 from attemper.text import clean_name
 
@@ -40,6 +42,10 @@ KEY = b"attemper"
 """Of the metadata of a file: JSON with ``version``, ``segment``, ``about``, ``units``, ``coverage``, ``lost``."""
 NAME = re.compile(r"fragment-(?P<rank>\d+)-(?P<began>\d{16,})-(?P<first>\d{9,})\.parquet")
 """Of a part: rank, when its segment began (microseconds since 1970), its first sample there."""
+SCALARS = re.compile(r"fragment-(?P<rank>\d+)-(?P<published>\d{16,})-(?P<first>\d{9,})\.scalars")
+"""Of a Parquet file with numbers of steps, whose columns are others: rank, when it was published (microseconds since
+1970), and how many steps were published before.
+"""
 CHECKED = b"attemper checksum"
 CHECKSUM = b"attemper: CRC-32 of this file with zeros here: "
 """Key beside ``KEY``, and how its value begins; eight hexadecimal digits follow."""
@@ -70,7 +76,8 @@ class Parts:
         Raises:
             InputError: the newest part there is of something else, damaged, or of a newer version.
         """
-        self._fragment, self._target = fragment, target
+        self._fragment, self._target, self._rank = fragment, target, rank
+        fragment.unpublished, self._scalars = [], 0
         self._due = time.monotonic() + PART_SECONDS
         with fragment.lock:
             newest = fragment.connection.execute("SELECT time, step FROM sample ORDER BY id DESC LIMIT 1").fetchone()
@@ -102,6 +109,34 @@ class Parts:
                 self._fragment.note_part(name, first, last)
         finally:
             tables.close()
+        self._publish_scalars()
+
+    def _publish_scalars(self) -> None:
+        """Numbers of steps that are new, in a file of their own."""
+        new = [*(self._fragment.unpublished or ())]
+        if any(numbers for _, numbers in new):
+            name = f"fragment-{self._rank}-{round(time.time() * 1e6):016d}-{self._scalars:09d}.scalars"
+            self._target.write(name, scalars_part(new))
+            self._scalars += len(new)
+            self._fragment.unpublished = (self._fragment.unpublished or [])[len(new) :]
+
+
+def scalars_part(steps: Steps) -> bytes:
+    """Numbers of steps in the order in which they came, a row a number; a step without any has the name ""."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [(step, name, value) for step, numbers in steps for name, value in (numbers or {"": None}).items()]
+    step, name, value = zip(*rows, strict=True)
+    columns = {
+        "step": pyarrow.array(step, pyarrow.int64()),
+        "name": pyarrow.array(name).dictionary_encode(),
+        "value": pyarrow.array(value, pyarrow.float32()),
+    }
+    table = pyarrow.table(columns).replace_schema_metadata({CHECKED: CHECKSUM + _ZEROS})
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(table, file, compression="zstd")
+    return with_checksum(file.getvalue())
 
 
 def part(tables: Tables, segment: int, first: int, last: int) -> bytes:
@@ -212,12 +247,31 @@ def restore(target: Target, rank: int) -> Fragment:
         for sample in _samples(table):
             fragment.append(sample)
             fragment.fold()
+    for name in sorted(
+        name for name in target.names() if (found := SCALARS.fullmatch(name)) and int(found["rank"]) == rank
+    ):
+        fragment.keep_scalars(_steps_of(_read(target, name), name))
     if facts is not None:
         fragment.describe(facts["about"])
         fragment.cover({(name, kind, mode): reason for name, kind, mode, reason in facts["coverage"]})
         for step, _, samples, reason in facts["lost"]:
             fragment.lose(samples, step, reason)
     return fragment
+
+
+def _steps_of(table: pyarrow.Table, name: str) -> Steps:
+    """What ``scalars_part`` was given."""
+    if table.column_names != ["step", "name", "value"]:
+        raise InputError(f"{clean_name(name)} is no part of an attemper run.")
+    found: list[tuple[int, dict[str, float]]] = []
+    for row in table.to_pylist():
+        if not isinstance(row["step"], int) or not isinstance(row["name"], str):
+            raise InputError(f"{clean_name(name)} is damaged: a number has no step, or no name.")
+        if not found or found[-1][0] != row["step"] or row["name"] in ("", *found[-1][1]) or not found[-1][1]:
+            found.append((row["step"], {}))
+        if row["name"]:
+            found[-1][1][row["name"]] = math.nan if row["value"] is None else float(row["value"])
+    return found
 
 
 def parts(target: Target) -> dict[str, int]:

@@ -82,7 +82,7 @@ logger = logging.getLogger("attemper")
 
 PARQUET = "pyarrow"
 """The package that parts need."""
-OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token|lost-\d+)|-\d+-\d+\.parquet)")
+OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token|lost-\d+)|-\d+-\d+\.(parquet|scalars))")
 """Files of a run's folder that attemper wrote."""
 UNNOTED = "the disk was full or failed to the end of the process"
 """Why samples are lost that a fragment itself could not note."""

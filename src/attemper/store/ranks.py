@@ -17,6 +17,7 @@ from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteL
 from attemper.store import pyramid
 from attemper.store.chunk import REST
 from attemper.store.compaction import Pair
+from attemper.store.scalars import Series, join
 from attemper.store.series import FragmentReader, Lost, Segment, between
 
 Array = np.ndarray
@@ -83,6 +84,14 @@ class Ranks:
     def statistics(self) -> tuple[str, ...]:
         names = dict.fromkeys(name for reader in self.readers for name in reader.statistics)
         return tuple(name for name in names if not name.endswith(REST))
+
+    @property
+    def scalars(self) -> dict[str, Series]:
+        """Name -> the numbers of steps that the loop gave: at each step those of the first rank that has one."""
+        found: dict[str, Series] = {}
+        for reader in self.readers:
+            found |= {name: join(found.get(name), series) for name, series in reader.scalars.items()}
+        return found
 
     @property
     def segments(self) -> list[Segment]:

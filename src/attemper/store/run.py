@@ -126,8 +126,8 @@ class StoredRun:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names that ``history`` takes."""
-        return self.ranks.statistics
+        """Names that ``history`` takes: statistics, and what the loop gave of each step."""
+        return (*self.ranks.statistics, *self.ranks.scalars)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -176,26 +176,33 @@ class StoredRun:
         stop: int | None = None,
         mode: str | None = None,
     ) -> History:
-        """A statistic at every sampled step.
+        """A statistic at every sampled step, or what ``watch.step(loss=...)`` was given, at every step.
 
         Args:
             statistic: a name of ``statistics``, or that of the statistic behind it: "entropy" for "entropy_nats".
+                A number of the loop, such as "loss", has no site and no head.
             site: a site; None for all.
             head: a head of it; None for all.
             start, stop: only steps from ``start`` on, and below ``stop``.
             mode: only sites in "train" or in "eval".
 
         Returns:
-            A :class:`History` of values [steps] for one head of one site, [steps, heads] for one site, [steps, sites,
-            heads] for all; NaN where there is no number.
+            A :class:`History` of values [steps] for one head of one site or a number of the loop, [steps, heads] for
+            one site, [steps, sites, heads] for all; NaN where there is no number.
 
         Raises:
             InputError: no such statistic, site or head is in the run; or a name means several sites.
         """
-        name = self._statistic(statistic)
         for end, step in (("start", start), ("stop", stop)):
             if step is not None and not _is_whole(step):
                 raise InputError(f"history({end}=...) must be a step, a whole number, got {step!r}.")
+        if (scalar := self.ranks.scalars.get(statistic)) is not None:
+            if (site, head, mode) != (None, None, None):
+                raise InputError(
+                    f"{statistic!r} is a number of the whole step: ask for it without site, head and mode."
+                )
+            return History(statistic, *scalar.between(start, stop), ())
+        name = self._statistic(statistic)
         with self.ranks.snapshot():
             labels = self._labels(site, mode)
             place = None if head is None else self._place(head, labels)

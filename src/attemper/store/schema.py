@@ -84,6 +84,12 @@ MIGRATIONS = (
         crc INTEGER NOT NULL
     );
     """,
+    """
+    CREATE TABLE scalar (
+        id INTEGER PRIMARY KEY, stretch INTEGER NOT NULL, since INTEGER NOT NULL, span INTEGER NOT NULL,
+        name TEXT NOT NULL, numbers BLOB NOT NULL, crc INTEGER NOT NULL
+    );
+    """,
 )
 """What brings a file from version i to i + 1. A migration that was released is never changed: the next one is added."""
 VERSION = len(MIGRATIONS)
@@ -97,7 +103,7 @@ _COLUMNS = {
 """Of the tables, by name: the type of their cells, to which SQLite itself does not hold them, and whether all have one.
 """
 _MAY_BE_NULL = {"crc", "step", "reason", "nonfinite_rows", "max_logit"}
-_SIGNED = {"step", "first_step", "nonfinite_rows", "exact"}
+_SIGNED = {"step", "first_step", "since", "nonfinite_rows", "exact"}
 LATEST = 253_402_300_800.0
 """The end of the year 9999 in seconds since 1970: no date is told beyond."""
 

@@ -20,6 +20,7 @@ from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.compaction import CHUNK, MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
 from attemper.store.place import UNNOTED, lost_beside
+from attemper.store.scalars import Series, read
 from attemper.store.schema import DAMAGED, Tables, read_about
 
 Array = np.ndarray
@@ -169,6 +170,11 @@ class FragmentReader:
         noted = [Lost(samples, reason, noted, step) for _, step, noted, samples, reason in rows]
         beside = [] if self._lock is None else lost_beside(self._lock)
         return [*noted, *(Lost(samples, UNNOTED, path.stat().st_mtime) for path, samples in beside)]
+
+    @property
+    def scalars(self) -> dict[str, Series]:
+        """Numbers of steps that the loop gave, by name."""
+        return read(self._tables.rows)
 
     @property
     def moments(self) -> Array:

@@ -28,6 +28,7 @@ from attemper.store.lock import LockHeldError
 from attemper.store.opening import MAY_END, Earlier, Opening
 from attemper.store.parts import Parts
 from attemper.store.place import leave_lost
+from attemper.store.scalars import Steps, by_step, read
 from attemper.store.schema import FORKED, Tables
 from attemper.store.store import DEFAULT_BITS, Store
 from attemper.store.verdict import Keeper
@@ -175,6 +176,10 @@ class Writer:
         sites = dict(sites)
         self._do(lambda: self._fragment.cover(sites))
 
+    def keep_scalars(self, steps: Steps) -> None:
+        """Keeps numbers of steps; see ``Fragment.keep_scalars``."""
+        self._do(lambda: self._fragment.keep_scalars(steps))
+
     def describe(self, about: Mapping[str, object]) -> None:
         """Keeps what is known of the run."""
         about = dict(about)
@@ -305,6 +310,7 @@ class Writer:
         sites = {tuple(site): why for *site, why in memory.rows("SELECT name, kind, mode, reason FROM coverage")}
         self._insist(lambda: fragment.describe(facts), self.last_step)
         self._insist(lambda: fragment.cover(sites), self.last_step)
+        self._insist(lambda: fragment.keep_scalars(by_step(read(memory.rows))), self.last_step)
         for first in range(0, end + 1, CHUNK):
             for sample in replay(memory, first, first + CHUNK - 1):
                 self._settled_bytes -= sample.values.nbytes
