@@ -21,10 +21,12 @@ def names() -> dict[str, Any]:
     model = ByteModel(ByteConfig(layers=2, heads=4, width=32, context=64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def train_step(batch: torch.Tensor) -> None:
+    def train_step(batch: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        model(batch).logsumexp(-1).mean().backward()
+        loss = model(batch).logsumexp(-1).mean()
+        loss.backward()
         optimizer.step()
+        return loss
 
     batches = torch.randint(256, (151, 2, 48))
     return {"attemper": attemper, "model": model, "batches": batches, "train_step": train_step}
@@ -36,5 +38,6 @@ def test_the_page_runs(names: dict[str, Any], tmp_path: Path, monkeypatch: pytes
         exec(compile(code, "docs/history.md", "exec"), names)
     run = names["run"]
     assert run.steps.tolist() == [0, 50, 100, 150]
+    assert run.history("loss").steps.tolist() == [*range(151)]
     assert run.history("max_logit", site="blocks.1.attention", head=2, start=100, stop=200).steps.tolist() == [100, 150]
     assert run.name == "warm-up 2,000"

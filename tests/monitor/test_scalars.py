@@ -136,7 +136,7 @@ def test_a_loss_may_be_any_kind_of_one_number(loss):
 def taken(loss: Any) -> float:
     inbox = ScalarsUnderway()
     inbox.take(0, inbox.check({"loss": loss}))
-    return next(inbox.arrived())[1]["loss"]
+    return next(inbox.ready())[1]["loss"]
 
 
 def test_what_no_float_can_hold_is_infinite():
@@ -167,8 +167,8 @@ def test_a_loss_on_a_device_is_read_a_step_later_and_never_waited_for():
         inbox.take(step, inbox.check({"loss": loss, "lr": 0.5}))
         loss.fill_(9.0)  # the loop goes on with it
         assert Away.reads == (0 if step < 2 else 2)  # a copy, and its numbers
-        assert [*inbox.arrived()] == ([] if step == 0 else [(step - 1, {"loss": step - 1.0, "lr": 0.5})])
-    assert [*inbox.arrived(wait=True)] == [(2, {"loss": 2.0, "lr": 0.5})]
+        assert [*inbox.ready()] == ([] if step == 0 else [(step - 1, {"loss": step - 1.0, "lr": 0.5})])
+    assert [*inbox.ready(wait=True)] == [(2, {"loss": 2.0, "lr": 0.5})]
 
 
 def test_a_device_that_lags_far_behind_is_waited_for(monkeypatch):
@@ -189,7 +189,7 @@ def test_a_device_that_lags_far_behind_is_waited_for(monkeypatch):
     for step in range(4):
         monkeypatch.setattr(scalars, "_begin_copy", lambda tensors, step=step: (torch.ones(1), Event(step)))
         inbox.take(step, {"loss": away(1.0)})
-        assert [*inbox.arrived()] == ([] if step < 2 else [(step - 2, {"loss": 1.0})])
+        assert [*inbox.ready()] == ([] if step < 2 else [(step - 2, {"loss": 1.0})])
     assert waited == [0, 1]
 
 

@@ -247,7 +247,7 @@ class Recorder:
             self._hand_scalars()
 
     def _settle_scalars(self, *, wait: bool = False) -> None:
-        self._scalars += self.scalars.arrived(wait=wait)
+        self._scalars += self.scalars.ready(wait=wait)
         if len(self._scalars) > MOST_SCALARS:
             self._open_writer()
             self._hand_scalars()

@@ -116,7 +116,7 @@ class ScalarsUnderway:
         numbers, arrived = _begin_copy([*away.values()]) if away else (None, None)
         self._underway.append(_Underway(step, plain, [*away], numbers, arrived))
 
-    def arrived(self, *, wait: bool = False) -> Iterator[tuple[int, dict[str, float]]]:
+    def ready(self, *, wait: bool = False) -> Iterator[tuple[int, dict[str, float]]]:
         """The steps whose numbers have come, in their order; with ``wait`` all of them."""
         while self._underway:
             newest = len(self._underway) == 1

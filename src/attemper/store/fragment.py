@@ -122,7 +122,7 @@ class Fragment:
         without a number replaces all above it.
         """
         with self.transaction() as connection:
-            scalars = self._scalars.extended(connection, steps)
+            scalars = self._scalars.after(connection, steps)
         self._scalars = scalars
         if self.unpublished is not None:
             self.unpublished += steps

@@ -77,7 +77,7 @@ class OpenBlocks:
         """Those that will be written again."""
         return [block.row for block in self._blocks.values()]
 
-    def extended(self, connection: sqlite3.Connection, steps: Steps) -> OpenBlocks:
+    def after(self, connection: sqlite3.Connection, steps: Steps) -> OpenBlocks:
         """With more steps, which are written. Within a transaction: where that fails, these blocks are what counts.
 
         A step without a number that does not follow the last one ends what was written of later steps.
