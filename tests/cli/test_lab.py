@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from attemper import lab
-from attemper.cli.lab import _print_rows, cell_text
+from attemper.cli.lab import _print_rows
+from attemper.cli.output import cell_text
 from attemper.lab import EXPERIMENTS, TRAINED
 from attemper.lab.experiment import Column, Experiment, Table
 from tests.support.command import Ended, run_command

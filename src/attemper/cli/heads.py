@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attemper.checks import one_of
+from attemper.cli.output import cell_text
 from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, head_rows
 from attemper.statistics import SHOWN
 from attemper.text import clean, columns_that_fit, count
@@ -89,7 +90,7 @@ class HeadTable:
         from rich.text import Text
 
         columns = {
-            name: [name, *(_cell(getattr(head, name)) for _, head in chosen)]
+            name: [name, *(cell_text(getattr(head, name)) for _, head in chosen)]
             for name in dict.fromkeys((self.order.statistic, *_LISTED))
         }
         several = len({site.mode for site in self.reading.sites}) > 1
@@ -103,10 +104,3 @@ class HeadTable:
         for row, (site, (_, head)) in enumerate(zip(sites, chosen, strict=True), 1):
             grid.add_row(Text(site), str(head.head), *(columns[name][row] for name in names))
         return grid
-
-
-def _cell(value: float | None) -> str:
-    """Five digits, as in the tables of the lab."""
-    if value is None:
-        return "-"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper.checks import did_you_mean
-from attemper.cli.output import INTERRUPTED, check_files, failure, print_json, say
+from attemper.cli.output import INTERRUPTED, cell_text, check_files, failure, print_json, say
 from attemper.cli.process import loading
 from attemper.text import clean_name
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    from attemper.lab.experiment import Cell, Experiment, Table
+    from attemper.lab.experiment import Experiment, Table
 
 
 def complete_experiment(incomplete: str) -> list[str]:
@@ -237,10 +237,3 @@ def _grid(table: Table, *, narrow: bool) -> Grid:
     for row in table.rows:
         grid.add_row(*(Text(cell_text(cell)) for cell in row))
     return grid
-
-
-def cell_text(cell: Cell) -> str:
-    """Five digits of a number that is not whole."""
-    if cell is None:
-        return "-"
-    return f"{cell:.5g}" if isinstance(cell, float) else str(cell)

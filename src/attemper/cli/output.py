@@ -158,3 +158,10 @@ def _drop_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, place)
     os.close(nowhere)
+
+
+def cell_text(cell: str | float | None) -> str:
+    """Of a table: five digits of a number that is not whole."""
+    if cell is None:
+        return "-"
+    return f"{cell:.5g}" if isinstance(cell, float) else str(cell)

@@ -266,7 +266,7 @@ def _views(call: FunctionCall, known: _Weights) -> Iterator[tuple[Tensor, _Weigh
     marks = marked_axes(call, frozenset((known.key,)))
     for part, marked in zip(results, marks, strict=True):
         only = next(iter(marked)) if len(marked) == 1 else None
-        key = only if first.shape[known.key] > 1 else _length_one(first, part, known.key)
+        key = only if first.shape[known.key] > 1 else _length_one(part, known.key)
         whole = part.numel() == first.numel() and key is not None and part.shape[key] == first.shape[known.key]
         if known.reason is not None or not whole:
             reason = known.reason or CHANGED.format(_name(call.func))
@@ -291,7 +291,7 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _length_one(before: Tensor, after: Tensor, key: int) -> int | None:
+def _length_one(after: Tensor, key: int) -> int | None:
     """Where an axis of a single key has gone: such an axis leaves no trace, and any of length 1 reads the same."""
     if key < after.dim() and after.shape[key] == 1:
         return key

@@ -24,7 +24,6 @@ from attemper.readings.alarms import is_heard
 from attemper.readings.reading import Alarm
 from attemper.results.scan import Scan
 
-INJECTIONS = ("collapse",)
 RAISED = 30.0
 """The last learning rate of an injected collapse, as a multiple of the peak of the healthy run."""
 
