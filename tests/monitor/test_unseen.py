@@ -48,7 +48,7 @@ def compiled() -> nn.Module:
 
 NOTHING: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "no attention": (lambda: nn.Linear(32, 3), {}, r"saw no attention in Linear\..*attemper\.tap\(query, key, name="),
-    "compiled": (compiled, {}, r"its calls run compiled.*attemper\.tap\(query, key, name="),
+    "compiled": (compiled, {"observe": "beside"}, r"its calls run compiled.*attemper\.tap\(query, key, name="),
     "sites": (
         Own,
         {"sites": ["nope"]},

@@ -241,7 +241,7 @@ def test_memory_stays_flat_over_many_steps(full_size: bool) -> None:
     [
         ({"every": 0}, r"watch\(every=\.\.\.\) must be an int of at least 1, got 0"),
         ({"rows": 1.5}, r"watch\(rows=\.\.\.\) must be an int of at least 1, got 1.5"),
-        ({"observe": "aside"}, "must be one of 'beside', 'replace'"),
+        ({"observe": "aside"}, "must be one of 'auto', 'beside', 'shadow', 'replace'"),
         ({"stats": "sharpness"}, "does not know 'sharpness'"),
         ({"store": 3}, r"Store\(path=\.\.\.\) must be the path of a folder, got 3"),
         ({"on_alarm": "print"}, r"watch\(on_alarm=\.\.\.\) must be a function of an Alarm"),

@@ -172,9 +172,9 @@ def test_padding_that_a_compiled_encoder_decoder_does_not_tell_makes_its_sites_s
         watch.table()
 
 
-def test_a_part_that_is_compiled_is_skipped_by_name() -> None:
+def test_beside_alone_a_part_that_is_compiled_is_skipped_by_name() -> None:
     model = nn.Sequential(torch.compile(Own(), backend="aot_eager"), nn.Flatten(1))  # type: ignore[arg-type]
-    with attemper.watch(model) as watch, torch.no_grad():
+    with attemper.watch(model, observe="beside") as watch, torch.no_grad():
         model(X)
     with pytest.raises(InputError, match=r"only taps are seen inside.*\n  0: it is compiled by torch\.compile"):
         watch.table()

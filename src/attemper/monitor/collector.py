@@ -270,6 +270,11 @@ class Collector:
         """Takes note of modules (by name, empty for the root) into which nothing can look."""
         self._refused |= reasons
 
+    @property
+    def refused(self) -> Collection[str]:
+        """Why nothing can look into parts of the model."""
+        return self._refused.values()
+
     def _own_call(self, module: nn.Module, call: AttentionCall, seen: SeenCall) -> AttentionCall | None:
         """What this rank has of the call; None, with the reason in ``seen``, where it cannot be read."""
         try:

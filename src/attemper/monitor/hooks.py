@@ -12,7 +12,7 @@ from weakref import WeakMethod
 import torch
 from torch import nn
 
-from attemper.sites.observation import say
+from attemper.sites.observation import in_shadow, say
 
 Result = TypeVar("Result")
 
@@ -100,7 +100,7 @@ class Door(Hook):
         super().__init__(WeakMethod(method))
 
     def __call__(self, *arguments: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or in_shadow.get() is not None:
             return
         method = self.function()
         if method is None:
@@ -118,3 +118,53 @@ class Inert:
 
     def __call__(self, *_: Any) -> None:
         return None
+
+
+class CompiledCall(Hook):
+    """Stands where ``module.compile()`` keeps its compiled call, with the doors around it: inside they are traced."""
+
+    def __init__(self, module: nn.Module, before: Door, after: Door) -> None:
+        super().__init__(module._compiled_call_impl)
+        self._module, self._before, self._after = module, before, after
+        module._compiled_call_impl = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.function(*args, **kwargs)
+        self._before(self._module, args, kwargs)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self._after(self._module)
+
+    def remove(self) -> None:
+        """Puts the compiled call back, unless somebody has compiled the module anew."""
+        if self._module._compiled_call_impl is self:
+            self._module._compiled_call_impl = self.function
+
+
+class WrapperCall(Hook):
+    """Tells a watch of the calls of wrappers that ``torch.compile`` makes of a module after the watch was opened.
+
+    Such a wrapper asks a module that has lazy parameters to make them before its first compiled call. The watched
+    module says that it has some, and by this it learns of its wrapper, outside the graph, while it is called.
+    """
+
+    def __init__(self, module: nn.Module, called: Callable[[nn.Module, Any, Any], object]) -> None:
+        super().__init__(WeakMethod(called))
+        self._module = module
+        if not hasattr(module, "_initialize_hook"):
+            module._initialize_hook, module._infer_parameters = None, self
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        method = None if torch.compiler.is_compiling() or in_shadow.get() is not None else self.function()
+        if method is None:
+            return
+        calls = (frame.f_locals.get("self") for frame in _frames() if frame.f_code.co_name == "_call_lazy_check")
+        wrapper = next(calls, None)
+        if isinstance(wrapper, nn.Module):
+            method(wrapper, args, kwargs or {})
+
+    def remove(self) -> None:
+        if vars(self._module).get("_infer_parameters") is self:
+            del self._module._initialize_hook, self._module._infer_parameters

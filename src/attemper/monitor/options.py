@@ -51,7 +51,7 @@ class WatchOptions:
     stats: str | Iterable[str] = "all"
     sites: Iterable[str] | None = None
     store: Store | str | os.PathLike[str] | None = None
-    observe: str = "beside"
+    observe: str = "auto"
     backend: str = "auto"
     limits: AlarmLimits | Mapping[str, Any] | None = None
     fewest_keys: int = FEWEST_KEYS
@@ -69,7 +69,7 @@ class WatchOptions:
         if self.on_alarm is not None and not callable(self.on_alarm):
             raise InputError(f"watch(on_alarm=...) must be a function of an Alarm, got {self.on_alarm!r}.")
         object.__setattr__(self, "alarm_limits", AlarmLimits.of(self.limits))
-        one_of("watch(observe=...)", self.observe, ("beside", "replace"))
+        one_of("watch(observe=...)", self.observe, ("auto", "beside", "shadow", "replace"))
         object.__setattr__(self, "fewest_keys", check_fewest_keys("watch", self.fewest_keys))
 
     @property
@@ -99,18 +99,23 @@ class Schedule:
         self._every, self._resumed = every, first
         self.last, self.numbered = last, start is not None
         """``numbered``: whether the loop has given a number."""
+        self._again = False
         self._known, self._start = start is not None, (0 if last is None else last + 1) if start is None else start
         self.restart()
 
     @property
     def sampling(self) -> bool:
         """Whether the step that is running is sampled."""
-        return self.place % self._every == 0
+        return self._again or self.place % self._every == 0
 
     @property
     def place(self) -> int:
         """Of the step that is running among those of the run, from 0."""
         return self._count + self._shift
+
+    def again(self) -> None:
+        """The step that is running is sampled, too: the one before it could not be seen."""
+        self._again = True
 
     def restart(self) -> None:
         """Counts from the beginning: what was counted were passes of the first step."""
@@ -133,5 +138,5 @@ class Schedule:
         if self._count == 0 or ended < self.number:
             self._shift = ended - self._first - self._count
         self.kept = self.sampling
-        self._count, self.number = self._count + 1, ended + 1
+        self._count, self.number, self._again = self._count + 1, ended + 1, False
         return ended

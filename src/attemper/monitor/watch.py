@@ -25,9 +25,20 @@ from attemper.errors import InputError
 from attemper.monitor.checked_model import NOT_RUN, check_model, device_of, provenance, unseen_normalizers, why_not_all
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
-from attemper.monitor.hooks import Door, call_of, is_running, note, quietly, weakly
+from attemper.monitor.hooks import (
+    CompiledCall,
+    Door,
+    WrapperCall,
+    call_of,
+    is_running,
+    note,
+    quietly,
+    weakly,
+)
+from attemper.monitor.model_state import ObstacleError
 from attemper.monitor.options import NO_ALARMS, Schedule, WatchOptions
 from attemper.monitor.recorder import UNSEEN, Recorder, about
+from attemper.monitor.shadow import Shadow, wrappers_of
 from attemper.monitor.snapshot import SampleReadings
 from attemper.monitor.tap_receiver import TapReceiver
 from attemper.readings.labels import JOINED
@@ -36,8 +47,8 @@ from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, 
 from attemper.results.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
-from attemper.sites.names import class_name, compiled_parts, is_compiled, names_of, unwrap
-from attemper.sites.observation import observing
+from attemper.sites.names import COMPILED, class_name, compiled_parts, is_compiled, names_of, unwrap
+from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
 from attemper.store.store import Store
@@ -66,7 +77,7 @@ def watch(
     stats: str | Iterable[str] = "all",
     sites: Iterable[str] | None = None,
     store: Store | str | os.PathLike[str] | None = None,
-    observe: str = "beside",
+    observe: str = "auto",
     backend: str = "auto",
     limits: AlarmLimits | Mapping[str, Any] | None = None,
     fewest_keys: int = FEWEST_KEYS,
@@ -91,8 +102,7 @@ def watch(
         watch.history("entropy", site="layers.3.attention", head=2).values
 
     Args:
-        model: any module; not compiled, or with taps inside (``attemper.tap``, or models of transformers that are set
-            to the attention "attemper").
+        model: any module, also one that is compiled, as a whole or in part, before or after this call.
         every: sample one step in so many, the first one included. A step is what ends with ``.step()``; without such a
             call each forward pass of ``model`` is one. Which it is, the first ``.step()`` tells: the passes before it,
             up to 16, are all measured and held back from store and alarms, and then become the first step. Otherwise
@@ -106,8 +116,11 @@ def watch(
             ``attemper.open`` reads it, also meanwhile. A run that is there already goes on; an open watch of this
             process that writes it is closed first. None keeps a history in memory, thinned with age where it would
             take more than 64 MB.
-        observe: "beside" the model's own attention, or "replace": models of transformers' registry attend here
-            on sampled passes, output and statistics in one pass; with attention dropout, beside.
+        observe: "auto" is "beside" the model's own attention where it runs eagerly, and where it runs compiled
+            "shadow": before a sampled pass the same module runs once more as it was written, without gradients, and is
+            read there; random numbers, buffers and attributes are put back. "beside" alone sees only taps
+            (``attemper.tap``) in compiled code. "replace": models of transformers' registry attend here on sampled
+            passes, output and statistics in one pass; with attention dropout, beside.
         backend: as in :func:`attemper.attention`.
         limits: of alarms: :class:`attemper.AlarmLimits`, or a mapping of its names. A watch has a history, and so
             alarms on change: growth of logits, fall of entropy against the first samples, drift, dead heads. Each
@@ -168,8 +181,15 @@ class Watch(TapReceiver):
         self._inside = False
         self._nested = 0
         """Calls of the model inside its own forward."""
-        self._compiled = any(is_compiled(module) for module in model.modules())
-        self._collector.refuse(compiled_parts(names_of(model)))
+        self._wrappers: list[nn.Module] = []
+        """What torch.compile has made of the model, where it is called in its place."""
+        self._compiled, self._always = any(map(is_compiled, model.modules())), options.observe == "shadow"
+        self._shadow = Shadow(model, self._collector) if options.observe in ("auto", "shadow") else None
+        self._shadowed = False
+        """Whether a pass runs that a shadow pass has read."""
+        unseen = compiled_parts(names_of(model))
+        shown = () if self._shadow is None else (COMPILED,)
+        self._collector.refuse({name: why for name, why in unseen.items() if why not in shown})
         self._recorder.at_end(self._hand_over, self.close)
         self._attach()
 
@@ -178,14 +198,61 @@ class Watch(TapReceiver):
         one that nobody else holds ends.
         """
         tap.remember(self.model)
-        before = self.model.register_forward_pre_hook(Door(self._enter), with_kwargs=True)
-        after = self.model.register_forward_hook(Door(self._leave), always_call=True)
-        self._open.callback(before.remove)
-        self._open.callback(after.remove)
+        self._doors = self._open.enter_context(ExitStack())
+        self._open_doors(self.model, self._doors)
+        if self._shadow is not None:
+            self._open.callback(WrapperCall(self.model, self._learn_of).remove)
+        self._find_compiled()
         for taps in (tap, tap_buffers):
             taps.subscribe(self)
         # The first step is sampled, whatever decides on those that follow.
         tap_buffers.raise_flag(self, self._start())
+
+    def _open_doors(self, module: nn.Module, stack: ExitStack) -> None:
+        before = module.register_forward_pre_hook(Door(self._enter), with_kwargs=True)
+        after = module.register_forward_hook(Door(self._leave), always_call=True)
+        stack.callback(before.remove)
+        stack.callback(after.remove)
+
+    def _find_compiled(self) -> bool:
+        """Whether the model is compiled, and called, in a way that this has not known: it watches such calls, too."""
+        if self._shadow is None:
+            return False
+        found = [wrapper for wrapper in wrappers_of(self.model) if wrapper not in self._wrappers]
+        for wrapper in found:
+            self._add_wrapper(wrapper)
+        call = self.model._compiled_call_impl
+        if call is None or isinstance(call, CompiledCall):
+            return bool(found)
+        self._doors.close()  # in there they would be traced
+        self._open.callback(CompiledCall(self.model, Door(self._enter), Door(self._leave)).remove)
+        self._compiled = True
+        return True
+
+    def _add_wrapper(self, wrapper: nn.Module) -> None:
+        self._wrappers.append(wrapper)
+        self._compiled = True
+        self._open_doors(wrapper, self._open)
+
+    @quietly
+    def _learn_of(self, wrapper: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A compiled wrapper that was made of the model since is being called."""
+        if wrapper in self._wrappers:
+            return
+        self._add_wrapper(wrapper)
+        # Its doors open with the next call: torch has looked for hooks already.
+        fields, leave = vars(wrapper), Door(self._leave)
+        forward = fields["_forward"]
+
+        def once(*given: Any, **named: Any) -> Any:
+            fields["_forward"] = forward
+            try:
+                return forward(*given, **named)
+            finally:
+                leave(wrapper)
+
+        fields["_forward"] = once
+        self._enter(wrapper, args, kwargs)
 
     def __enter__(self) -> Watch:
         return self
@@ -270,7 +337,10 @@ class Watch(TapReceiver):
                 self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
                 self._record()
             self._recorder.note(self._schedule.number - 1, given)
-            self._tell(due=self._schedule.sampled and (self.passes > 0 or self.steps > 1))
+            if not self._told and not self._collector.seen_sites and self._find_compiled():
+                self._schedule.again()
+            else:
+                self._tell(due=self._schedule.sampled and (self.passes > 0 or self.steps > 1))
         except (InputError, Warning):
             raise
         except Exception as error:  # whatever it is, it must not end somebody's training run
@@ -298,14 +368,18 @@ class Watch(TapReceiver):
             self._recorder.note_unmeasured(why, "train" if self.model.training else "eval")
             return f"nothing was measured in the first step. {why}"
         # Which modules hold the taps of a compiled model is not known. What calls are one site was measured.
-        hidden = UNSEEN if self._compiled else None
+        hidden = UNSEEN if self._sees_taps_alone else None
         skipped = {name: why for name, why in skipped.items() if why != hidden and not name.endswith(JOINED)}
         return why_not_all(self.model, skipped) if skipped else None
 
     def _why_nothing(self, skipped: tuple[Skipped, ...]) -> str:
         if self.sampled or self._tapped or (self._compiled and (self.passes or self.steps)):
-            return self._collector.why_nothing(skipped, compiled=self._compiled)
+            return self._collector.why_nothing(skipped, compiled=self._sees_taps_alone)
         return NOT_RUN
+
+    @property
+    def _sees_taps_alone(self) -> bool:
+        return self._compiled and (self._shadow is None or self._shadow.only_taps)
 
     @quietly
     def _end_step(self, step: int | None) -> None:
@@ -336,13 +410,14 @@ class Watch(TapReceiver):
 
     def _drop_interrupted(self) -> None:
         """Ends a pass that was interrupted where no hook runs (KeyboardInterrupt): what it staged is not read."""
-        if self._pass is not None and not is_running(self._call):
+        if (self._pass is not None or self._shadowed) and not is_running(self._call):
+            self._end_shadow(commit=False)
             self._end_pass(commit=False)
 
     @property
     def measures(self) -> bool:
         """Whether a pass of the model is being measured, which sees taps itself."""
-        return self._pass is not None
+        return self._pass is not None or in_shadow.get() is not None
 
     def _begin_step(self, ended: int) -> None:
         """Begins a step, or a pass where passes are the steps: what comes is another sample than that of ``ended``."""
@@ -424,14 +499,14 @@ class Watch(TapReceiver):
     @quietly
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # nn.DataParallel runs copies of the model that share its hooks, each in a thread of its own.
-        if tap.in_backward() or module is not self.model:
+        if tap.in_backward() or not (module is self.model or module in self._wrappers):
             return
         # What is captured into a CUDA graph is not a pass: taps inside are seen when it is replayed.
         if tap_buffers.is_capturing():
             self._inside = True
             return
         self._drop_interrupted()
-        if self._pass is not None:
+        if self._pass is not None or self._shadowed:
             self._nested += 1
             return
         if self._due:
@@ -440,11 +515,37 @@ class Watch(TapReceiver):
             self._keep_passes()
             self._tell(due=True)
         self._inside, self._raising = True, sys.exc_info()[1]
+        if module is not self.model:
+            self._doors.close()  # no compiler is to find them
         if tap_buffers.is_raised(self) != self.sampling:
             self._switch_taps()
-        if not self._compiled and not self.sampling:
+        if self.sampling and self._shadow is not None:
+            self._compiled = self._compiled or any(map(is_compiled, self.model.modules()))
+            if self._compiled or self._always:
+                self._run_shadow(module, args, kwargs)
+        if self._compiled or (self.sampling and not self._always):
+            self._begin_pass(args, kwargs)
+
+    @quietly
+    def _run_shadow(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Reads the pass that begins beside itself, before it runs."""
+        assert self._shadow is not None
+        if self._shadow.only_taps:
             return
-        self._begin_pass(args, kwargs)
+        try:
+            self.begin_sample()
+            self._shadow.read(args, kwargs)
+            self._shadowed, self._call = True, call_of(module)
+        except ObstacleError as error:
+            self._leave_out(str(error))
+
+    def _leave_out(self, reason: str) -> None:
+        """Tells once why a sample has no shadow pass."""
+        reason = f"it cannot run a second time beside itself: {reason}"
+        if reason not in self._collector.refused:
+            self._collector.refuse({"": reason})
+            if self._told:
+                warnings.warn(clean(f"attemper: {self.title} was left out of a sample: {reason}."), stacklevel=2)
 
     def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Puts in place what a sampled pass needs; taken away again if any of it fails."""
@@ -471,7 +572,7 @@ class Watch(TapReceiver):
 
     @quietly
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        if module is not self.model:
+        if module is not self.model and module not in self._wrappers:
             return
         if tap_buffers.is_capturing():
             self._inside = False
@@ -479,9 +580,12 @@ class Watch(TapReceiver):
         if self._nested:
             self._nested -= 1
             return
+        if module is not self.model and self.model._compiled_call_impl is None:
+            self._open_doors(self.model, self._doors)
         ended = self._pass is not None
         raised = sys.exc_info()[1]
         went_through = raised is None or raised is self._raising
+        self._end_shadow(commit=went_through)
         self._end_pass(commit=went_through)
         if self._collector.calls and went_through:  # of taps in a compiled model
             self._collector.commit()
@@ -495,6 +599,11 @@ class Watch(TapReceiver):
                 self._add_due(kept=False)
         if self._compiled and not ended:
             self._context.reset()
+
+    def _end_shadow(self, *, commit: bool) -> None:
+        if self._shadow is not None and self._shadowed:
+            self._shadowed, self._call, self._nested = False, None, 0
+            (self._shadow.commit if commit else self._collector.begin)()
 
     def _end_pass(self, *, commit: bool) -> None:
         if self._pass is None:
@@ -525,7 +634,7 @@ class Watch(TapReceiver):
             InputError: nothing was sampled, or no attention was seen.
         """
         found = self._readings()
-        if self._compiled:
+        if self._sees_taps_alone:
             found = replace(found, skipped=(*found.skipped, *unseen_normalizers(self.model, found.sites)))
         if not found.sites:
             raise InputError(self._why_nothing(found.skipped))

@@ -7,7 +7,8 @@ the attention calls that it meets there and hands it to ``attend``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -327,3 +328,17 @@ def key_counts(call: AttentionCall) -> Tensor:
         )
     offset = keys - call.query.shape[2] if options.causal_alignment == "bottom-right" else 0
     return visible_keys(call.query, keys, call.mask, options.is_causal, offset)
+
+
+@contextmanager
+def without_listeners(model: nn.Module) -> Iterator[None]:
+    """A block in which penalties and thermostats of ``model`` receive nothing: it runs beside its training."""
+    acting = [actions for module in model.modules() if (actions := vars(module).get(ACTIONS)) is not None]
+    kept = [actions.listeners for actions in acting]
+    for actions in acting:
+        actions.listeners = []
+    try:
+        yield
+    finally:
+        for actions, listeners in zip(acting, kept, strict=True):
+            actions.listeners = listeners

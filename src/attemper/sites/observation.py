@@ -159,6 +159,10 @@ class Observer(Protocol):
 
 _current: ContextVar[tuple[Observer, ...]] = ContextVar("attemper_observers", default=())
 _reported: ContextVar[bool] = ContextVar("attemper_reported", default=False)
+in_shadow: ContextVar[list[nn.Module] | None] = ContextVar("attemper_in_shadow", default=None)
+"""The sites of the taps that a model has met while it runs once more beside itself in this thread; None where it does
+not. No watch takes that for a pass, and what taps measure they measure in the pass itself.
+"""
 
 
 def current() -> tuple[Observer, ...]:

@@ -37,6 +37,7 @@ from attemper.sites.observation import (
     call_of,
     current,
     guard,
+    in_shadow,
     operands_of,
     present,
     tell,
@@ -262,6 +263,11 @@ def _everyone() -> Iterator[Observer]:
 
 def _run(tapped: _TapArguments) -> None:
     """Reports a tap to all who sample it, or launches its kernels."""
+    if (met := in_shadow.get()) is not None:
+        met.append(tapped.site())
+        for observer in present() if tapped.name else ():  # which finds the attention beside it
+            guard([observer], observer.see, met[-1], tapped.call())
+        return
     device = tapped.query.device
     if tap_buffers.has_graphs(device) and (tap_buffers.has_receivers() or tap_buffers.is_capturing(device)):
         if tap_buffers.is_capturing(device):

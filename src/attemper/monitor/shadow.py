@@ -1,0 +1,182 @@
+"""A shadow pass: the forward of a compiled model once more, eagerly, beside the compiled one.
+
+Nothing sees into a compiled graph. So on a sampled step, before the compiled forward runs, the module that was compiled
+runs as it was written, without gradients, and every attention of it is read as in any eager model. Everything that the
+pass could leave behind is put back (``model_state``), and what is compiled inside is set aside meanwhile. The graph is
+the same on sampled and other steps, and so is every number of the training.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from attemper.call import transforms
+from attemper.monitor.collector import Collector
+from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
+from attemper.sites import transformers as registry
+from attemper.sites.act import without_listeners
+from attemper.sites.names import Wrapper, unwrap
+from attemper.sites.observation import in_shadow, observing
+from attemper.sites.padding import tracking
+from attemper.sites.ways import reading
+
+Run = Callable[[], Any]
+Taps = list[nn.Module]
+_ORIGINAL = "_torchdynamo_orig_callable"
+"""Where torch.compile keeps the function that it was given."""
+
+
+def original_of(model: nn.Module) -> nn.Module:
+    """The module that runs eagerly in place of ``model``: without compiled and data-parallel wrappers around it."""
+    while True:
+        if isinstance(model, (Wrapper, nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model._orig_mod
+        else:
+            return model
+
+
+class Shadow:
+    """The shadow passes of a watch."""
+
+    def __init__(self, model: nn.Module, collector: Collector) -> None:
+        self.model, self._collector = original_of(model), collector
+        self._models = registry.pretrained_models(self.model) or [unwrap(self.model)]
+        self.only_taps = False
+        """Whether taps see all that a shadow pass has seen: they are enough."""
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Reads a pass with these arguments. Its calls wait in the collector until ``commit``; those beside which a tap
+        stands are left to the tap.
+
+        Raises:
+            ObstacleError: the pass could not be taken back.
+        """
+        collector, context = self._collector, self._collector.context
+        collector.begin()
+        try:
+            with ExitStack() as stack:
+                run, taps = stack.enter_context(self._one_pass(args, kwargs))
+                stack.enter_context(tracking(context, self.model, self._models))
+                stack.enter_context(observing(collector))
+                stack.enter_context(reading(self.model))
+                run()
+            collector.calls = [seen for seen in collector.take_calls() if not seen.is_tap]
+            self.only_taps = bool(taps) and not collector.calls
+        except BaseException:
+            collector.begin()
+            raise
+        self._forwards = dict(context.forwards)
+        context.reset()
+
+    def commit(self) -> None:
+        """Adds what was read, once the pass beside it went through."""
+        self._collector.context.forwards.update(self._forwards)
+        self._collector.commit()
+
+    @contextmanager
+    def _one_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Run, Taps]]:
+        """A block in which the model may run once more, by what this gives; afterwards everything is as it was. The
+        list then holds the sites of its taps.
+        """
+        if transforms.active():
+            raise ObstacleError("it runs inside a transform of torch.func (vmap, grad)")
+        arguments = {f"{number + 1}": value for number, value in enumerate(args)} | kwargs
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            state = ModelState(self.model, arguments)
+            stack.enter_context(random_numbers(_devices(self.model)))
+            stack.enter_context(_cache_of_autocast_off())
+            stack.enter_context(eager(self.model))
+            stack.enter_context(without_listeners(self.model))
+            taps: Taps = []
+            stack.callback(in_shadow.reset, in_shadow.set(taps))
+            try:
+                yield (lambda: self.model(*args, **kwargs)), taps
+            finally:
+                stack.close()
+                changed = state.put_back()
+        if changed is not None:
+            raise ObstacleError(f"its forward changes the parameter {changed}")
+
+
+def _devices(model: nn.Module) -> set[torch.device]:
+    return {tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
+
+
+@contextmanager
+def _cache_of_autocast_off() -> Iterator[None]:
+    """Without it, the training would find weights there that were cast without a graph, and lose their gradients."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Runs ``model`` and its parts as they were written, in this block.
+
+    What is compiled of it is set aside module by module, so that other threads are left alone. Functions that are
+    compiled can only be reached by a word to the whole process (``torch.compiler.set_stance``): it is given where
+    the model's code names one.
+    """
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None:  # nothing has been compiled
+        yield
+        return
+    with ExitStack() as stack:
+        for module in model.modules():
+            fields = vars(module)
+            if fields.get("_compiled_call_impl") is not None:
+                _set(stack, fields, "_compiled_call_impl", None)
+            if isinstance(module, compiler.OptimizedModule):
+                _set(stack, fields, "forward", module._orig_mod)
+            elif (function := getattr(module.forward, _ORIGINAL, None)) is not None:
+                bound = function if isinstance(function, MethodType) else MethodType(function, module)
+                _set(stack, fields, "forward", bound)
+        if any(map(_names_compiled, {type(module) for module in model.modules()})):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _set(stack: ExitStack, fields: dict[str, Any], name: str, value: Any) -> None:
+    if name in fields:
+        stack.callback(fields.__setitem__, name, fields[name])
+    else:
+        stack.callback(fields.pop, name, None)
+    fields[name] = value
+
+
+_compiled_names: dict[type, bool] = {}
+
+
+def _names_compiled(kind: type[nn.Module]) -> bool:
+    """Whether the code of a class may call a function that is compiled: one of its own, or one of its Python module."""
+    if kind not in _compiled_names:
+        places = [vars(one) for one in kind.__mro__ if one.__module__.partition(".")[0] != "torch"]
+        modules = {one.__module__ for one in kind.__mro__} - {"builtins"}
+        places += [vars(sys.modules[name]) for name in modules if name in sys.modules and not name.startswith("torch.")]
+        found = any(_ORIGINAL in getattr(value, "__dict__", ()) for place in places for value in list(place.values()))
+        _compiled_names[kind] = found
+    return _compiled_names[kind]
+
+
+def wrappers_of(model: nn.Module) -> list[nn.Module]:
+    """What ``torch.compile`` has made of ``model`` and is still held by somebody."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None:
+        return []
+    found = (one for one in gc.get_objects() if issubclass(type(one), compiler.OptimizedModule))
+    return [one for one in found if original_of(one) is original_of(model) and one is not model]
