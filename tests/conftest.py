@@ -32,7 +32,7 @@ for profile, examples in {"default": 20, "all": 40, "nightly": 1500}.items():
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what a default run holds back, too")
-    parser.addoption("--fuzz", type=int, default=200, help="random calls of tests/fuzz (200)")
+    parser.addoption("--fuzz", type=int, help="random calls of tests/fuzz (200, with --all 1,000)")
     parser.addoption("--fuzz-from", type=int, default=0, help="the first seed of tests/fuzz")
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what the tests found")
 
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hostile(backend): a case of the table of hostile inputs; counted per backend")
     config.addinivalue_line("markers", "slow(why): only --all runs it, for this reason")
     config.addinivalue_line("markers", "quick(*words): by default only cases with one of these words in their ids")
+    config.addinivalue_line("markers", "each: by default each value of its parameters stands in a case at least once")
     config.addinivalue_line("markers", "grid: a pairwise cover of its parameters by default, all with --all")
     config.stash[HELD_BACK] = {}
     # The process that only hands cases out to workers loads no torch: it would take seconds, and no worker begin.

@@ -12,6 +12,8 @@ from attemper.nn import Entmax
 from tests.support.budgets import UNIT
 from tests.support.fixtures import NATIVE
 
+pytestmark = pytest.mark.each
+
 U = UNIT[torch.float32]
 PIECE, BLOCK = 64, 256
 """Terms that one float32 sum takes in (source/multiply.h), and keys of a block (source/rows.h)."""

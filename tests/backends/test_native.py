@@ -23,7 +23,7 @@ from attemper.call import known_requests
 from attemper.errors import BackendError
 from attemper.statistics import state_columns
 from tests.support import agreement, cases
-from tests.support.calls import attended, packed
+from tests.support.calls import attended
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_empty"),
@@ -74,11 +74,16 @@ LONG = (
 )  # fmt: skip
 
 
-LARGER = {case.name for place, case in enumerate(TALL) if place % 3} | {
+# A default run meets the few rows of most cases in tests/functional/test_attention.py.
+LARGER = {case.name for place, case in enumerate((*TALL, *TAKEN)) if place % 4} | {
     "blocks and chunks",
     "blocks, causal",
     "blocks, causal, bfloat16",
     "blocks, window",
+    "blocks, ascending window",
+    "blocks, bias",
+    "blocks, softcap",
+    "blocks, windows of two heads",
 }
 FULL = pytest.mark.slow("the full size of what runs smaller by default")
 
@@ -122,6 +127,7 @@ OTHERS = ("plain", "tall: plain", "tall: bfloat16", "tall: float16", "tall: soft
     "case", [case for case in (*TAKEN, *TALL, *LONG) if case.name in OTHERS], ids=lambda case: case.name
 )
 @pytest.mark.usefixtures("each_library")
+@pytest.mark.each
 def test_every_instruction_set_agrees_with_the_oracle(case: cases.Case):
     test_native_agrees_with_the_oracle(case)
 
@@ -151,6 +157,7 @@ def test_exponentials_have_every_digit_of_float32(rows: int):
     ("first", "second"), [((30.0, -30.0), (30.0, -30.0)), ((200.0, 200.0), (0.0, 0.0)), ((9.0, -9.0), (3.0, 8.0))]
 )
 @pytest.mark.usefixtures("each_library")
+@pytest.mark.each
 def test_weights_too_small_for_a_float_are_0_however_they_are_found(
     first: tuple[float, float], second: tuple[float, float], dtype: torch.dtype, size: int
 ):
@@ -178,6 +185,7 @@ def test_weights_too_small_for_a_float_are_0_however_they_are_found(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("first", "second"), [((47.0, -47.0), (47.0, -47.0)), ((94.0, 94.0), (0.0, 0.0))])
 @pytest.mark.usefixtures("each_library")
+@pytest.mark.each
 def test_no_weight_is_a_denormal_number(first: tuple[float, float], second: tuple[float, float], dtype: torch.dtype):
     """94 nats below the highest: 2e-41, which values of 1e38 would show."""
     scores = torch.tensor([*first * 128, *second * 128])
@@ -191,6 +199,7 @@ def test_no_weight_is_a_denormal_number(first: tuple[float, float], second: tupl
 @pytest.mark.parametrize("place", [5, 242])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("each_library")
+@pytest.mark.each
 def test_a_hidden_key_that_is_not_a_number_makes_no_far_key_near(dtype: torch.dtype, place: int):
     """NaN tells no length. Rows that do not see it are as without it; one of their keys is 94 above the rest, whose
     values would show a weight of 2e-41.
@@ -237,6 +246,7 @@ def everything(threads: int, rows: int = 500, *, biases: int = 3, dtype: torch.d
     ("rows", "options"),
     [(500, {}), (2, {}), (500, {"biases": 1}), (500, {"dtype": torch.bfloat16}), (2, {"dtype": torch.bfloat16})],
 )
+@pytest.mark.quick("500-options2", "500-options3", "2-options4")
 def test_results_are_bitwise_equal_over_threads_and_repeats(rows: int, options: dict):
     before = torch.get_num_threads()
     try:
@@ -529,22 +539,6 @@ def test_a_call_needs_a_few_mib_beyond_its_tensors():
     many, one = map(float, run.stdout.split())
     assert -1 < many < 6, f"{many} MiB"
     assert -1 < one < 6, f"{one} MiB"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_packed_documents_equal_each_document_alone(dtype: torch.dtype):
-    offsets = torch.tensor([0, 3, 3, 45, 60])
-    query, key, value = (torch.randn(60, heads, 20).to(dtype) for heads in (4, 2, 2))
-    options = {"is_causal": True, "softcap": 5.0, "sink_logits": torch.randn(4), "enable_gqa": True}
-    whole = packed("native", query, key, value, offsets, offsets, **options)
-    for start, end in zip(offsets.tolist(), offsets.tolist()[1:], strict=False):
-        parts = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
-        alone = attended("native", *parts, **options)
-        assert torch.equal(whole.output[start:end], alone.output[0].transpose(0, 1))
-        for name in alone.stats:
-            # PyTorch's sigmoid, which makes the mass of a sink, rounds by where a number stands in its vector.
-            slack = 2e-7 if name == "mass" else 0
-            torch.testing.assert_close(whole.stats[name][..., start:end], alone.stats[name], rtol=0, atol=slack)
 
 
 @pytest.mark.parametrize(

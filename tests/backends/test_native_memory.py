@@ -16,7 +16,7 @@ from attemper import BackendError, functional
 from attemper.backends.native import build, library
 from tests.support.calls import PRESENT, attended
 
-pytestmark = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
+pytestmark = [pytest.mark.each, pytest.mark.skipif("native" not in PRESENT, reason="native is not built")]
 
 
 @pytest.fixture

@@ -341,6 +341,7 @@ def everywhere() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("case", "normalizer", "number", "given"), list(everywhere()))
+@pytest.mark.each
 def test_rows_agree_with_dense_float64(case: Case, normalizer: str, number: float, given: float | None):
     assert_agreement(case, normalizer, number, given)
 
@@ -354,7 +355,8 @@ OTHERS = ("grouped heads", "causal", "bias of heads, softcap", "ragged", "nearly
 
 @pytest.mark.parametrize(("normalizer", "number", "given"), SOME, ids=SOME_NAMES)
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in OTHERS], ids=lambda case: case.name)
-@pytest.mark.quick("grouped heads", "one row", "bfloat16", "causal-entmax-1.2", "causal-sigmoid--0.7")
+@pytest.mark.each
+@pytest.mark.quick("grouped heads", "one row", "bfloat16")
 def test_every_instruction_set_agrees_with_dense_float64(
     case: Case, normalizer: str, number: float, given: float | None
 ):
@@ -375,7 +377,7 @@ def everything(problem: Problem, threads: int) -> list[Tensor]:
 
 @pytest.mark.parametrize(("normalizer", "number", "given"), SOME, ids=SOME_NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.quick("dtype0-sparsemax", "dtype0-sigmoid", "dtype1-entmax-1.5")
+@pytest.mark.quick("dtype0-sigmoid", "dtype1-entmax-1.5")
 def test_results_are_bitwise_equal_over_threads_and_repeats(
     normalizer: str, number: float, given: float | None, dtype: torch.dtype
 ):

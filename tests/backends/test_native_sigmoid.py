@@ -18,6 +18,7 @@ from tests.backends.test_native import LIBRARIES
 from tests.backends.test_native_rowwise import COLUMNS, Case, of_scores, shares, told
 
 pytestmark = [
+    pytest.mark.each,
     pytest.mark.usefixtures("poisoned_empty"),
     pytest.mark.skipif(not LIBRARIES, reason="native is not built (where a compiler is, test_native_build.py fails)"),
 ]

@@ -12,6 +12,7 @@ from attemper.backends.native import rows as native_rows
 from tests.backends.test_native import LIBRARIES
 
 pytestmark = [
+    pytest.mark.each,
     pytest.mark.usefixtures("poisoned_empty"),
     pytest.mark.skipif(not LIBRARIES, reason="native is not built (where a compiler is, test_native_build.py fails)"),
 ]
@@ -129,7 +130,6 @@ def hostile(n: int) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize(("normalizer", "number"), NORMALIZERS)
 @pytest.mark.parametrize("n", [1, 2, 17, 64, 300, 1100])
 def test_weights_agree_with_float64_on_hostile_rows(normalizer: str, number: float, n: int):
@@ -235,7 +235,6 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype, normalizer: str, num
     assert torch.equal(gradient, native_rows.gradient(got.float(), grad.float(), normalizer, number).to(dtype))
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize(("normalizer", "number"), [pair for pair in NORMALIZERS if pair[1] < 100])
 @pytest.mark.parametrize("n", [1, 13, 200])
 def test_gradients_agree_with_differences_of_the_definition(normalizer: str, number: float, n: int):

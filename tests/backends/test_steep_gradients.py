@@ -15,6 +15,8 @@ from attemper.backends.native import rows as native_rows
 from attemper.backends.normalizers import NORMALIZERS
 from tests.support.fixtures import NATIVE
 
+pytestmark = pytest.mark.each
+
 ROWS = {
     "one small": [0.6, 0.4 - 1e-6, 1e-6, 0.0],
     "two small": [0.7, 0.3, 1e-4, 3e-5],

@@ -53,21 +53,6 @@ def quadratic(
     return torch.where(total == 0, 0, (weights @ v) / torch.where(total == 0, 1, total))
 
 
-def recurrent(q: Tensor, k: Tensor, v: Tensor, name: str) -> Tensor:
-    """Causal, one token after another: S += phi(k) v^T, z += phi(k), o = phi(q) S / (phi(q) . z), or 0."""
-    q, k, v = (tensor.double() for tensor in (q, k, v))
-    total = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=torch.float64)
-    keys = torch.zeros(*k.shape[:2], k.shape[3], dtype=torch.float64)
-    rows = []
-    for i in range(q.shape[2]):
-        phi_q, phi_k = MAPS[name](q[:, :, i]), MAPS[name](k[:, :, i])
-        total = total + phi_k[..., None] * v[:, :, i, None]
-        keys = keys + phi_k
-        weight = (phi_q * keys).sum(-1, keepdim=True)
-        rows.append(torch.where(weight == 0, 0, (phi_q[..., None] * total).sum(-2) / weight))
-    return torch.stack(rows, 2)
-
-
 def assert_within(got: Tensor, q: Tensor, k: Tensor, v: Tensor, name: str, **options: object) -> None:
     """``got`` is as near to float64 as twice the quadratic form in the compute type is, and four roundings of |v|.
 

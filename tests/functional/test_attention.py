@@ -1,14 +1,23 @@
-"""``attemper.attention`` against the oracle: every feature, both backends, results and gradients."""
+"""``attemper.attention`` against the oracle: every feature, every backend, results and gradients."""
+
+from itertools import product
 
 import pytest
 
 from tests.support import agreement, cases
-from tests.support.calls import skip_without
+from tests.support.calls import DTYPES
+from tests.support.fixtures import BACKENDS
 
-pytestmark = pytest.mark.usefixtures("poisoned_empty")
+pytestmark = [pytest.mark.each, pytest.mark.usefixtures("poisoned_empty")]
 
 
-@pytest.mark.parametrize(**cases.by_name)
-def test_results_and_gradients_are_those_of_the_oracle(case: cases.Case, backend: str):
-    skip_without(backend, case.dtype)
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        pytest.param(name, case, id=f"{name}-{case.name}")
+        for name, case in product(BACKENDS, cases.CASES)
+        if str(case.dtype).removeprefix("torch.") in DTYPES[name]
+    ],
+)
+def test_results_and_gradients_are_those_of_the_oracle(backend: str, case: cases.Case):
     agreement.assert_agreement(case, backend)

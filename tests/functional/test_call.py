@@ -16,6 +16,8 @@ from attemper.call.request import Keywords, ScoreKeywords
 from attemper.statistics import ONE_PASS
 from tests.support.calls import attended
 
+pytestmark = pytest.mark.each
+
 Q, KV = torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 5, 8)
 
 

@@ -7,7 +7,7 @@ import attemper
 from attemper import functional as F
 from tests.support import cases
 
-WEIGHTLESS = ("enable_gqa", "value")
+pytestmark = pytest.mark.each
 
 
 @pytest.mark.parametrize(**cases.by_name)

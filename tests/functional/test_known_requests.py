@@ -17,6 +17,8 @@ from attemper.call import known_requests
 from attemper.call.request import Options
 from tests.support.calls import PRESENT, known
 
+pytestmark = pytest.mark.each
+
 needs_native = pytest.mark.skipif("native" not in PRESENT, reason="native is not built")
 
 Q, KV = torch.randn(1, 2, 6, 4), torch.randn(1, 2, 9, 4)

@@ -14,6 +14,8 @@ from attemper import InputError
 from attemper.functional import LinearState, linear_attention
 from tests.functional.linear_oracle import given, levels_where_asked, quadratic  # noqa: F401
 
+pytestmark = pytest.mark.each
+
 NAMED = ("elu", "relu", "exp")
 
 

@@ -41,7 +41,7 @@ def marks(alignment: str, queries: int, keys: int) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if alignment == "bottom-right" else 0)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+pytestmark = [pytest.mark.each, pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")]
 both = pytest.mark.parametrize("alignment", BIASES)
 sizes = pytest.mark.parametrize("shape", SIZES.values(), ids=SIZES)
 

@@ -13,6 +13,8 @@ from attemper.call.merging import merge
 from attemper.statistics import ONE_PASS, Column, state_columns
 from tests.support import budgets, oracle
 
+pytestmark = pytest.mark.each
+
 NAMES = ONE_PASS + ("entropy_with_sink", "support_size")
 
 

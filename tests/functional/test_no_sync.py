@@ -24,7 +24,7 @@ from attemper.call.packing import Packing
 from attemper.call.request import Options
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.usefixtures("interpreted")
+pytestmark = [pytest.mark.each, pytest.mark.usefixtures("interpreted")]
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
 """Operations whose result the host waits for."""

@@ -13,15 +13,17 @@ from torch import Tensor
 from attemper import InputError
 from attemper import functional as F
 from attemper.call import row_operator
-from tests.functional import normalizer_oracle as oracle
 from tests.laws.rows import rows
+from tests.support import row_oracle as oracle
+
+pytestmark = pytest.mark.each
 
 
 class Named(NamedTuple):
     """A normalizer with its number, and the same by the oracle."""
 
     call: Callable[..., Tensor]
-    oracle: oracle.Row
+    oracle: oracle.Weights
     shift: bool = True
     """Whether a constant added to a row changes nothing."""
     whole: bool = True
@@ -286,57 +288,31 @@ def test_what_is_learned_may_be_a_number_or_any_shape_that_fits(what: str):
 
 
 @settings(max_examples=15)
-@given(scores=rows(), shift=st.floats(-20, 20))
-@pytest.mark.parametrize("name", [name for name in NORMALIZERS if NORMALIZERS[name].shift])
-def test_a_constant_added_to_a_row_changes_nothing(name: str, scores: Tensor, shift: float):
-    function = NORMALIZERS[name].call
+@given(scores=rows(), shift=st.floats(-20, 20), random=st.randoms(use_true_random=False), hidden=st.integers(1, 3))
+def test_weights_keep_the_order_of_scores_and_neither_shift_nor_hidden_keys_nor_places_count(
+    scores: Tensor, shift: float, random: Any, hidden: int
+):
     exact = torch.round(scores * 1024) / 1024  # so that the sum below is exact
     shifted = exact + round(shift * 1024) / 1024
-    torch.testing.assert_close(function(shifted), function(exact), rtol=0, atol=1e-14)
-
-
-@settings(max_examples=15)
-@given(scores=rows(), random=st.randoms(use_true_random=False))
-@pytest.mark.parametrize("name", [name for name in NORMALIZERS if "topk" not in name])
-def test_the_order_of_keys_does_not_matter(name: str, scores: Tensor, random: Any):
+    longer = torch.nn.functional.pad(scores, (0, hidden), value=-math.inf)
     order = list(range(scores.shape[-1]))
     random.shuffle(order)
-    function = NORMALIZERS[name].call
-    torch.testing.assert_close(function(scores[:, order]), function(scores)[:, order], rtol=0, atol=1e-13)
-
-
-@settings(max_examples=15)
-@given(scores=rows())
-@pytest.mark.parametrize("name", NORMALIZERS)
-def test_weights_are_not_negative_sum_to_one_and_keep_the_order_of_the_scores(name: str, scores: Tensor):
-    weights = NORMALIZERS[name].call(scores)
-    assert (weights >= 0).all()
-    if NORMALIZERS[name].whole:
-        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[:, 0]), rtol=0, atol=1e-14)
-    larger = scores[:, :, None] > scores[:, None, :]
-    assert (weights[:, :, None] >= weights[:, None, :])[larger].all()
-    if "topk" not in name:
-        tied = scores[:, :, None] == scores[:, None, :]
-        assert (weights[:, :, None] == weights[:, None, :])[tied].all()
-
-
-@settings(max_examples=15)
-@given(scores=rows(), hidden=st.integers(1, 3))
-@pytest.mark.parametrize("name", NORMALIZERS)
-def test_hidden_keys_appended_change_nothing(name: str, scores: Tensor, hidden: int):
-    function = NORMALIZERS[name].call
-    longer = torch.nn.functional.pad(scores, (0, hidden), value=-math.inf)
-    got = function(longer)
-    torch.testing.assert_close(got[:, :-hidden], function(scores), rtol=0, atol=1e-14)
-    assert (got[:, -hidden:] == 0).all()
-
-
-@given(scores=rows())
-def test_sparsemax_is_the_projection_on_the_simplex(scores: Tensor):
-    """No point of the simplex is nearer: by the obtuse angle to every corner."""
-    weights = F.sparsemax(scores)
-    away = scores - weights
-    assert (away <= (away * weights).sum(-1, keepdim=True) + 1e-12).all()
+    larger, tied = (compare(scores[:, :, None], scores[:, None, :]) for compare in (torch.gt, torch.eq))
+    for name, (function, _, shift_free, whole) in NORMALIZERS.items():
+        weights, padded = function(scores), function(longer)
+        assert (weights >= 0).all(), name
+        assert (weights[:, :, None] >= weights[:, None, :])[larger].all(), name
+        assert torch.equal(padded[:, -hidden:], torch.zeros_like(padded[:, -hidden:])), name
+        pairs = [(padded[:, :-hidden], weights, 1e-14)]
+        if whole:
+            pairs.append((weights.sum(-1), torch.ones_like(weights[:, 0]), 1e-14))
+        if shift_free:
+            pairs.append((function(shifted), function(exact), 1e-14))
+        if "topk" not in name:
+            assert (weights[:, :, None] == weights[:, None, :])[tied].all(), name
+            pairs.append((function(scores[:, order]), weights[:, order], 1e-13))
+        for got, want, atol in pairs:
+            torch.testing.assert_close(got, want, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @given(scores=rows())
@@ -345,26 +321,6 @@ def test_softmax_is_what_is_left_when_nothing_is_cut(function: Callable[..., Ten
     numbers = (0,) if function is F.threshold_softmax else (scores.shape[-1], scores.shape[-1] + 1, 10**9)
     for number in numbers:
         torch.testing.assert_close(function(scores, number), F.softmax(scores), rtol=1e-14, atol=0)
-
-
-@given(scores=rows(), k=st.integers(1, 9))
-def test_topk_keeps_as_many_keys_as_it_was_told(scores: Tensor, k: int):
-    assert ((F.topk_softmax(scores / 50, k) > 0).sum(-1) == min(k, scores.shape[-1])).all()
-
-
-@given(scores=rows(), sink=st.floats(-20, 20))
-def test_a_sink_is_softmax_with_one_more_key_whose_weight_is_left_out(scores: Tensor, sink: float):
-    more = torch.nn.functional.pad(scores, (0, 1), value=sink)
-    torch.testing.assert_close(F.softmax_with_sink(scores, sink), F.softmax(more)[:, :-1], rtol=1e-12, atol=1e-300)
-    mass = torch.sigmoid(torch.logsumexp(scores, -1) - sink)
-    torch.testing.assert_close(F.softmax_with_sink(scores, sink).sum(-1), mass, rtol=1e-12, atol=0)
-
-
-@given(scores=rows(), s=st.floats(0.1, 3))
-def test_scalable_softmax_is_softmax_at_a_temperature_of_one_over_s_log_n(scores: Tensor, s: float):
-    n = scores.shape[-1]
-    want = F.softmax(scores * s * math.log(n))
-    torch.testing.assert_close(F.scalable_softmax(scores, s), want, rtol=1e-11, atol=1e-300)
 
 
 # --- mistakes ---

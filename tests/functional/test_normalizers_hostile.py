@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from attemper import functional as F
-from tests.functional import normalizer_oracle as oracle
 from tests.functional.test_normalizers import NORMALIZERS, Named
+from tests.support import row_oracle as oracle
 
-pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("row_kernels", "poisoned_empty")]
+pytestmark = [pytest.mark.each, pytest.mark.hostile, pytest.mark.usefixtures("row_kernels", "poisoned_empty")]
 SHIFTED = [name for name in NORMALIZERS if NORMALIZERS[name].shift]
 
 
@@ -57,7 +57,6 @@ def test_a_steep_ladder_far_below_0_in_bfloat16(name: str):
 
 @pytest.mark.parametrize("name", ["topk 3", "topk 1", "threshold", "sparsemax", "entmax15", "entmax 1.3", "entmax 3"])
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 1.0, 30.0])
-@pytest.mark.grid
 def test_a_hundred_thousand_keys(name: str, spread: float):
     scores = torch.randn(2, 100_000) * spread
     weights = NORMALIZERS[name].call(scores)

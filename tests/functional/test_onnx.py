@@ -76,6 +76,7 @@ def test_what_onnx_has_no_form_of_is_told_in_one_sentence(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", WITH_ONE)
+@pytest.mark.quick("attention by reference", "a learned temperature")
 def test_what_has_a_form_is_exported(name: str, tmp_path: Path):
     if find_spec("onnx"):
         assert len(onnx_of(WITH_ONE[name](), X, tmp_path / "model.onnx")) > 100

@@ -1,4 +1,4 @@
-"""``self_weight`` and ``span_mass``: sums of the weights on the query's own key and on marked keys, in any call."""
+"""``self_weight`` and ``span_mass``: how spans are given, merged, compiled; values are the oracle's, as all others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError
-from attemper.nn import Sparsemax, TopK
-from tests.support.calls import attended, packed, skip_without
+from tests.support.calls import attended, skip_without
+
+pytestmark = pytest.mark.each
 
 B, H, Q, K, D = 2, 3, 9, 9, 8
 NAMES = ("self_weight", "span_mass")
@@ -31,59 +32,6 @@ def _only_where_they_are(request: pytest.FixtureRequest) -> None:
         skip_without(request.getfixturevalue("backend"), *NAMES)
 
 
-def shares(query: Tensor, key: Tensor, own: Tensor, marks: Tensor = MARKS, **options: Any) -> tuple[Tensor, Tensor]:
-    """Both by their definition from dense weights, renormalised."""
-    weights = attemper.functional.dense_weights(query.double(), key.double(), **options)
-    p = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-    return (p * own).sum(-1), (p * marks[..., None, None, :]).sum(-1)
-
-
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"is_causal": True},
-    "window": {"window_size": (3, 1)},
-    "own key hidden": {"attn_mask": ~torch.eye(Q, K, dtype=torch.bool)},
-    "a row sees nothing": {"attn_mask": LOWER & (torch.arange(Q) != 4)[:, None]},
-    "bias": {"attn_mask": torch.linspace(-3, 3, Q * K).view(Q, K)},
-    "sink": {"sink_logits": torch.tensor([2.0, 0.0, -1.0])},
-    "softcap, temperature": {"softcap": 2.0, "temperature": 0.5},
-    "sparsemax": {"normalizer": Sparsemax(), "is_causal": True},
-    "top 2": {"normalizer": TopK(2)},
-    "sigmoid": {"normalizer": "sigmoid"},
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_they_are_sums_of_the_weights_renormalised(name: str, tensors: Any, backend: str):
-    stats = attended(backend, *tensors, stats=NAMES, spans=MARKS, **CALLS[name]).stats
-    own, span = shares(tensors[0], tensors[1], torch.eye(Q), **CALLS[name])
-    torch.testing.assert_close(stats.self_weight.double(), own, rtol=2e-6, atol=1e-7)
-    torch.testing.assert_close(stats.span_mass.double(), span, rtol=2e-6, atol=1e-7)
-    if name == "own key hidden":
-        assert (stats.self_weight == 0).all()
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_the_last_queries_of_a_cache_own_the_last_keys(rows: int, tensors: Any, backend: str):
-    query, key, value = tensors
-    whole = attended(backend, query, key, value, is_causal=True, stats=NAMES, spans=MARKS).stats
-    options = {"is_causal": True, "causal_alignment": "bottom-right"}
-    part = attended(backend, query[:, :, -rows:], key, value, stats=NAMES, spans=MARKS, **options).stats
-    for name in NAMES:
-        torch.testing.assert_close(part[name], whole[name][:, :, -rows:], rtol=1e-6, atol=1e-7)
-
-
-def test_packed_documents_have_own_keys_of_their_own_and_spans_over_all_keys(tensors: Any, backend: str):
-    query, key, value = (part[0].transpose(0, 1) for part in tensors)
-    edges = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
-    marks = torch.arange(K) % 3 != 1
-    stats = packed(backend, query, key, value, edges, edges, is_causal=True, stats=NAMES, spans=marks).stats
-    inside = torch.block_diag(torch.ones(3, 3), torch.ones(6, 6)).bool() & LOWER
-    own, span = shares(tensors[0][:1], tensors[1][:1], torch.eye(Q), marks, attn_mask=inside)
-    torch.testing.assert_close(stats.self_weight.double(), own, rtol=2e-6, atol=1e-7)
-    torch.testing.assert_close(stats.span_mass.double(), span, rtol=2e-6, atol=1e-7)
-
-
 def test_some_rows_have_what_they_have_among_all(tensors: Any, backend: str):
     options = {"is_causal": True, "stats": NAMES, "spans": [(0, 2), (2, 4)], "backend": backend}
     whole = attemper.attention_statistics(*tensors[:2], **options)
@@ -101,19 +49,6 @@ def test_a_list_of_pairs_means_both_ends_and_every_key_once(tensors: Any, backen
         for spans in (marks, [(0, 2), (1, 3), (8, 8)])
     )
     assert torch.equal(by_marks, by_pairs)
-
-
-def test_gradients_are_those_of_the_reference(tensors: Any, backend: str):
-    found = []
-    for where in ("reference", backend):
-        leaves = [part.clone().requires_grad_() for part in tensors]
-        stats = attended(where, *leaves, is_causal=True, stats=NAMES, spans=MARKS).stats
-        upstream = torch.linspace(-1, 1, stats.span_mass.numel()).view(stats.span_mass.shape)
-        found.append(
-            torch.autograd.grad((stats.self_weight * upstream).sum() + stats.span_mass.exp().sum(), leaves[:2])
-        )
-    for one, two in zip(*found, strict=True):
-        torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
 
 
 def test_spans_merge_over_parts_of_the_keys_and_own_keys_do_not(tensors: Any, backend: str):
@@ -149,6 +84,7 @@ def test_transforms_of_functions_know_them(tensors: Any):
 
 
 @pytest.mark.parametrize("spans", [[(0, 3)], MARKS], ids=["pairs", "marks"])
+@pytest.mark.quick("marks")
 def test_a_compiled_graph_holds_them(spans: Any, tensors: Any):
     def call(query: Tensor, key: Tensor) -> Tensor:
         stats = attemper.attention_statistics(query, key, is_causal=True, stats=NAMES, spans=spans)
@@ -181,11 +117,6 @@ def test_spans_that_mean_nothing_are_refused(name: str, tensors: Any):
     spans, message = WRONG[name]
     with pytest.raises(InputError, match=rf"attention\((spans|stats)=...\).*{message}"):
         attemper.attention(*tensors, stats="span_mass", spans=spans)
-
-
-def test_marks_of_no_key_are_a_span_of_weight_0(tensors: Any, backend: str):
-    stats = attended(backend, *tensors, stats="span_mass", spans=torch.zeros(K, dtype=torch.bool)).stats
-    assert (stats.span_mass == 0).all()
 
 
 def test_a_call_that_does_not_say_where_queries_stand_has_no_own_key(tensors: Any):

@@ -14,6 +14,8 @@ from attemper.call.packing import Packing
 from attemper.call.request import Options
 from tests.support.calls import had
 
+pytestmark = pytest.mark.each
+
 Q, K = 23, 29
 
 
@@ -64,6 +66,7 @@ def test_a_sample_of_all_rows_or_more_is_all_rows(backend: str):
 
 
 @pytest.mark.parametrize("rows", [1, 7, 22])
+@pytest.mark.quick("7")
 def test_every_row_is_read_equally_often(rows: int):
     query, key = torch.zeros(1, 1, Q, 1), torch.zeros(1, 1, 2, 1)
     generator, runs = torch.Generator().manual_seed(0), 800

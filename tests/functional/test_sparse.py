@@ -8,13 +8,12 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from attemper import functional as F
-from tests.functional import normalizer_oracle as oracle
-from tests.laws.rows import rows
+from tests.support import row_oracle as oracle
+
+pytestmark = pytest.mark.each
 
 ALPHAS = (1.0, 1.0 + 1e-5, 1.01, 1.25, 1.5, 1.75, 2.0, 2.5, 4.0)
 
@@ -42,7 +41,6 @@ def precise(scores: list[float], alpha: Any, digits: int = 60) -> list[Any]:
 @pytest.mark.parametrize("given_as", ["number", "tensor"])
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.usefixtures("row_kernels")
-@pytest.mark.grid
 def test_any_alpha_agrees_with_the_oracle(alpha: float, given_as: str):
     for dtype, budget in ((torch.float64, 1e-13), (torch.float32, 4e-7)):
         scores = random_rows(dtype=dtype)
@@ -144,21 +142,12 @@ HOSTILE = (
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, 3.0, torch.tensor(1.2), torch.tensor(3.0)], ids=str)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.usefixtures("row_kernels", "poisoned_empty")
-@pytest.mark.grid
 def test_the_conditions_of_optimality_hold_in_float32_on_hostile_rows(name: str, alpha: float | Tensor):
     scores = hostile_rows(name)
-    off = conditions(scores, F.entmax(scores, alpha), float(alpha))
+    found = [F.entmax(scores, alpha)]
+    found += [F.sparsemax(scores)] if alpha == 2 else [F.entmax15(scores)] if alpha == 1.5 else []
+    off = max(conditions(scores, weights, float(alpha)) for weights in found)
     assert off <= 1e-6, f"off by {off}"
-
-
-@pytest.mark.hostile
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.usefixtures("row_kernels", "poisoned_empty")
-def test_the_conditions_of_optimality_hold_for_sparsemax_and_entmax15(name: str):
-    scores = hostile_rows(name)
-    for function, alpha in ((F.sparsemax, 2.0), (F.entmax15, 1.5)):
-        off = conditions(scores, function(scores), alpha)
-        assert off <= 1e-6, f"off by {off}"
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
@@ -181,6 +170,7 @@ def derivative_in_alpha(row: list[float], alpha: float) -> list[float]:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.0 + 1e-9, 1.0 + 1e-5, 1.01, 1.3, 1.5, 1.99, 2.0, 2.01, 3.0])
+@pytest.mark.quick("1.0]", "1.00001", "1.3", "2.0]")
 def test_the_gradient_of_alpha_is_exact_however_near_to_one(alpha: float):
     torch.manual_seed(3)
     for row in (torch.randn(4, dtype=torch.float64) * torch.tensor([[0.3], [1.0], [7.0]])).tolist():
@@ -274,20 +264,6 @@ def test_a_row_whose_alpha_is_no_alpha_is_nan_and_no_other():
     torch.testing.assert_close(weights[3], F.entmax15(scores[3]), rtol=0, atol=1e-6)
 
 
-@given(scores=rows(), alpha=st.floats(1.0, 8.0))
-def test_a_larger_alpha_never_lowers_the_largest_weight(scores: Tensor, alpha: float):
-    one, two = F.entmax(scores, alpha), F.entmax(scores, alpha + 0.5)
-    assert (two.amax(-1) >= one.amax(-1) - 1e-12).all()
-
-
-@given(scores=rows(), alpha=st.floats(1.01, 6.0))
-def test_any_alpha_has_weights_of_sum_one_in_the_order_of_the_scores(scores: Tensor, alpha: float):
-    weights = F.entmax(scores, torch.tensor(alpha, dtype=torch.float64))
-    assert (weights >= 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[:, 0]), rtol=0, atol=1e-14)
-    assert (weights[:, :, None] >= weights[:, None, :])[scores[:, :, None] > scores[:, None, :]].all()
-
-
 # --- the entmax package ---
 
 
@@ -303,14 +279,3 @@ def test_the_entmax_package_agrees_in_float64(package: Any):
     for alpha in (1.05, 1.25, 1.5, 1.75, 2.0, 2.5):
         want = package.entmax_bisect(scores, alpha, -1, n_iter=100)
         torch.testing.assert_close(F.entmax(scores, alpha), want, rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("alpha", [1.05, 1.5, 1.9, 2.3])
-def test_the_entmax_package_agrees_on_gradients(package: Any, alpha: float):
-    scores = random_rows(10).requires_grad_()
-    each = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
-    above = torch.randn(scores.shape, dtype=torch.float64)
-    got = torch.autograd.grad(F.entmax(scores, each), (scores, each), above)
-    want = torch.autograd.grad(package.entmax_bisect(scores, each, -1, n_iter=100), (scores, each), above)
-    torch.testing.assert_close(got[0], want[0], rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(got[1], want[1].reshape(()), rtol=1e-6, atol=1e-6)

@@ -16,7 +16,10 @@ from attemper.functional.linear_state import FeatureMap
 from tests.test_transforms import EXACT, assert_near, differences, duals, plain_gradient, tangent_of
 
 # PyTorch's own, when it loads its rules for forward mode.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.each,
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+]
 
 One = Callable[[Tensor], Tensor]
 MAPS: dict[str, One] = {

@@ -12,7 +12,7 @@ import attemper
 from attemper import nn
 from tests.support.calls import attended
 
-pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
+pytestmark = [pytest.mark.each, pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 
 NORMALIZERS: dict[str, Any] = {
     "softmax": "softmax", "sparsemax": "sparsemax", "entmax15": "entmax15", "entmax": nn.Entmax(1.2),

@@ -16,7 +16,7 @@ from attemper import functional
 from tests.support.calls import attended, packed
 from tests.support.fixtures import BACKENDS
 
-pytestmark = pytest.mark.hostile
+pytestmark = [pytest.mark.each, pytest.mark.hostile]
 
 SHAPES = {
     "query": (1, 2, 5, 8), "key": (1, 2, 6, 8), "value": (1, 2, 6, 4), "attn_mask": (5, 6), "temperature": (2, 5),

@@ -27,6 +27,8 @@ from attemper.store.overview import overview
 from tests.support.runs import written
 from tests.support.samples import samples
 
+pytestmark = pytest.mark.each
+
 MOST_BYTES = 300 << 20
 """That a refusal may take at its peak."""
 

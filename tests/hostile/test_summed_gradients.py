@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.support.budgets import UNIT
 from tests.support.calls import attended, packed
 
-pytestmark = [pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
+pytestmark = [pytest.mark.each, pytest.mark.hostile, pytest.mark.usefixtures("poisoned_empty")]
 
 Q, K, H, D = 9, 70, 2, 8
 HALVES = (torch.float16, torch.bfloat16)
@@ -45,7 +45,6 @@ def of_rounded_output(given: list[Tensor], mask: Tensor, result: Tensor, above: 
 )
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.grid
 def test_the_gradient_of_a_half_mask_is_summed_before_it_is_rounded(
     dtype: torch.dtype, shape: str, name: str, normalizer: str, backend: str
 ):

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,22 +100,14 @@ def assert_same(call: dict[str, Any], tile: tuple[int, ...], names: tuple[str, .
         )
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(drawn=any_call())
 def test_blocked_gives_what_the_reference_gives(drawn: Any, tiled):
     call, tile, names = drawn
     assert_same(call, tile, names, tiled)
 
 
-@pytest.mark.slow("the full size of what runs smaller by default")
-@settings(max_examples=600)
-@given(drawn=any_call())
-def test_blocked_gives_what_the_reference_gives_in_many_more_calls(drawn: Any, tiled):
-    call, tile, names = drawn
-    assert_same(call, tile, names, tiled)
-
-
-@settings(max_examples=60)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(drawn=any_call(), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4))
 def test_blocked_gives_what_the_reference_gives_on_packed_documents(drawn: Any, lengths: list[int], tiled):
     call, tile, names = drawn

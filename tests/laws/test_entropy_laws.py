@@ -13,7 +13,7 @@ from attemper import functional as F
 from attemper.statistics import ONE_PASS
 from tests.laws.rows import BACKENDS, attended, close, measured, of_products, rows
 
-pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+pytestmark = [pytest.mark.parametrize("backend", BACKENDS), pytest.mark.quick("blocked")]
 
 
 @given(scores=rows())

@@ -12,6 +12,8 @@ import attemper
 from attemper import InputError, nn
 from attemper.call.visible import visible_keys
 
+pytestmark = pytest.mark.each
+
 B, Q, K, E, H = 2, 5, 7, 12, 3
 
 

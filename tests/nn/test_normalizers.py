@@ -12,6 +12,8 @@ import attemper
 from attemper import nn
 from attemper.errors import InputError
 
+pytestmark = pytest.mark.each
+
 MODULES: tuple[Any, ...] = (
     nn.Softmax(), nn.SoftmaxPlusOne(), nn.Sparsemax(), nn.Entmax15(), nn.TopK(3), nn.Threshold(0.1), nn.Entmax(1.3),
     nn.Entmax(1.3, learned=True, num_heads=4), nn.Sigmoid(-1.0), nn.Sigmoid(-1.0, learned=True, num_heads=4),

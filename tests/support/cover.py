@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations, product
 
@@ -10,6 +10,7 @@ import pytest
 
 Row = tuple[Hashable, ...]
 GRID = "beyond the pairwise cover of its parameters"
+EACH = "beyond each value of its parameters"
 FEW = "more of what a few cases show by default"
 HELD_BACK = pytest.StashKey[dict[str, int]]()
 """How many cases a run holds back, by reason."""
@@ -39,6 +40,20 @@ def chosen(rows: Sequence[Row]) -> list[int]:
     return sorted(picked)
 
 
+def each_value(rows: Sequence[Row]) -> list[int]:
+    """Places of the rows in which every value of every axis stands once at least, and none much oftener than others."""
+    values = [set(enumerate(row)) for row in rows]
+    missing, met, picked = set().union(*values), Counter(), []
+    while missing:
+        place = max(
+            range(len(rows)), key=lambda at: (len(values[at] & missing), -sum(met[value] for value in values[at]))
+        )
+        picked.append(place)
+        missing -= values[place]
+        met.update(values[place])
+    return sorted(picked)
+
+
 def _pairs(row: Row) -> set[Row]:
     """Pairs of values with their axes; a row of one value is all that it has to show."""
     places = combinations(enumerate(row), 2) if len(row) > 1 else [((0, part),) for part in row]
@@ -46,20 +61,21 @@ def _pairs(row: Row) -> set[Row]:
 
 
 def held_back(items: Iterable[pytest.Item]) -> dict[pytest.Item, str]:
-    """What only ``--all`` runs, and why: slow cases, and of a grid those beyond its cover."""
+    """What only ``--all`` runs, and why: slow cases, and those beyond what a grid or each value needs."""
     reasons: dict[pytest.Item, str] = {}
-    grids: dict[str, list[pytest.Function]] = defaultdict(list)
+    grids: dict[tuple[str, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        slow = item.get_closest_marker("slow")
+        slow, quick, each, grid = map(item.get_closest_marker, ("slow", "quick", "each", "grid"))
         if slow:
             reasons[item] = slow.args[0] if slow.args else "for no reason given"
-        elif (quick := item.get_closest_marker("quick")) and not _is_one_of(item, quick.args):
+        elif quick and not _is_one_of(item, quick.args):
             reasons[item] = FEW
-        elif isinstance(item, pytest.Function) and item.get_closest_marker("grid"):
-            grids[item.nodeid.partition("[")[0]].append(item)
-    for grid in grids.values():
-        kept = {grid[place] for place in chosen([_row(item) for item in grid])}
-        reasons |= {item: GRID for item in grid if item not in kept}
+        elif (each or grid) and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            grids["each" if each else "grid", item.nodeid.partition("[")[0]].append(item)
+    for (name, _), grid in grids.items():
+        choose, why = (each_value, EACH) if name == "each" else (chosen, GRID)
+        kept = {grid[place] for place in choose([_row(item) for item in grid])}
+        reasons |= {item: why for item in grid if item not in kept}
     return reasons
 
 

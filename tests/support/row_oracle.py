@@ -1,4 +1,8 @@
-"""Softmax's alternatives by loops over rows, from the definitions of docs/design/0008, with no code of attemper."""
+"""Softmax's alternatives by loops over rows, from the definitions of docs/design/0008, with no code of attemper.
+
+Numbers are numpy's ``longdouble``; a row is what is visible of it. Sparsemax and entmax15 sort,
+entmax halves an interval.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from tests.support.oracle import FLOAT, Array, Inputs, plogp
 
 Weights = Callable[[Array], Array]
 """Scores [n] of the keys a row sees -> weights [n]."""
+
+
+def softmax(s: Array) -> Array:
+    e = np.exp(s - s.max())
+    return e / e.sum()
 
 
 def sparsemax(s: Array) -> Array:
@@ -22,13 +32,24 @@ def sparsemax(s: Array) -> Array:
     return np.maximum(s - s.max() - tau, 0)
 
 
+def entmax15(s: Array) -> Array:
+    """The threshold of the first k sorted scores solves k t^2 - 2 t sum + sum of squares = 1."""
+    half = (s - s.max()) / 2
+    ordered = np.sort(half)[::-1]
+    k = np.arange(1, len(s) + 1)
+    mean, spread = np.cumsum(ordered) / k, np.cumsum(ordered**2)
+    root = np.maximum((1 - (spread - k * mean**2)) / k, 0)
+    tau = mean - np.sqrt(root)
+    return np.maximum(half - tau[int((tau <= ordered).sum()) - 1], 0) ** 2
+
+
 def entmax(alpha: float) -> Weights:
     """[(alpha-1) s - tau]_+^(1/(alpha-1)), by bisection on the largest weight; alpha = 1 is softmax."""
 
     def weights(s: Array) -> Array:
         d = s - s.max()
         if alpha == 1:
-            return np.exp(d) / np.exp(d).sum()
+            return softmax(s)
         e = FLOAT(alpha) - 1
 
         def at(largest: FLOAT) -> Array:
@@ -49,10 +70,9 @@ def topk(k: int) -> Weights:
     """Softmax over the k largest; among equals the first."""
 
     def weights(s: Array) -> Array:
-        kept = sorted(range(len(s)), key=lambda j: (-s[j], j))[:k]
-        e = np.exp(s - s.max())
-        inside = np.isin(np.arange(len(s)), kept)
-        return e * inside / (e * inside).sum()
+        kept, found = np.argsort(-s, kind="stable")[:k], np.zeros_like(s)
+        found[kept] = softmax(s[kept])
+        return found
 
     return weights
 
@@ -61,15 +81,34 @@ def threshold(least: float) -> Weights:
     """Softmax over the keys of at least this weight, and those at the maximum."""
 
     def weights(s: Array) -> Array:
-        e = np.exp(s - s.max())
-        inside = (e / e.sum() >= least) | (s == s.max())
-        return e * inside / (e * inside).sum()
+        p = softmax(s)
+        inside = (p >= least) | (s == s.max())
+        return p * inside / p[inside].sum()
 
     return weights
 
 
 def sigmoid(bias: float) -> Weights:
     return lambda s: 1 / (1 + np.exp(-(s + FLOAT(bias))))
+
+
+def with_sink(sink: float) -> Weights:
+    return lambda s: softmax(np.append(s, FLOAT(sink)))[:-1]
+
+
+def scalable(factor: float) -> Weights:
+    return lambda s: softmax(FLOAT(factor) * np.log(FLOAT(len(s))) * s)
+
+
+def rows(weights: Weights, scores: torch.Tensor) -> torch.Tensor:
+    """The weights of every row of ``scores`` [..., n], -inf hidden, as float64."""
+    numbers = scores.double().numpy().astype(FLOAT)
+    result = np.zeros_like(numbers)
+    for place in np.ndindex(numbers.shape[:-1]):
+        seen = numbers[place] != -np.inf
+        if seen.any():
+            result[place][seen] = weights(numbers[place][seen])
+    return torch.from_numpy(result.astype(np.float64))
 
 
 @dataclass

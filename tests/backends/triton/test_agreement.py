@@ -15,7 +15,7 @@ CASES = [case for case in cases.CASES if case.dtype != torch.float64]
 SIZES = [case for case in cases.RAGGED if max(case.size, case.width) <= 256]
 
 
-CUT = ("mask with empty rows", "window")
+CUT = ("window",)
 """Enough to see by default that blocks leave no trace."""
 RAGGED = tuple(case.name for case in SIZES if case.keys == 97 and case.size < 100)
 FULL = pytest.mark.slow("more cases in Triton's interpreter")
@@ -25,7 +25,14 @@ def some(table: list[cases.Case], names: tuple[str, ...]) -> list:
     return [pytest.param(case, id=case.name, marks=[] if case.name in names else FULL) for case in table]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+FEATURES = (
+    "ascending scores", "mask with empty rows", "left padding", "sink, empty rows", "temperature per row", "bfloat16",
+    "float16",
+)  # fmt: skip
+"""Enough to see by default, beside "all at once" below; --all takes the features one by one."""
+
+
+@pytest.mark.parametrize("case", some(CASES, FEATURES))
 def test_every_feature_agrees(case: cases.Case, tiled):
     tiled(16, 16)
     agreement.assert_agreement(replace(case, names=cases.MERGED), "triton")
@@ -45,6 +52,7 @@ def test_ragged_shapes_agree(case: cases.Case, tiled):
 
 
 @pytest.mark.parametrize("name", ["ascending causal", "causal window bottom-right", "all at once", "bfloat16"])
+@pytest.mark.quick("all at once")
 def test_blocks_of_the_interpreters_own_choice_agree(name: str):
     case = next(case for case in CASES if case.name == name)
     agreement.assert_agreement(replace(case, names=cases.MERGED, batch=2), "triton")

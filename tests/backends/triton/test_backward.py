@@ -19,10 +19,13 @@ from attemper.backends.triton import launch
 from attemper.backends.triton.scores import intervals
 from attemper.backends.triton.softmax.backward_key import row_blocks
 from attemper.backends.triton.tuning import Config
-from attemper.statistics import ONE_PASS
+from attemper.call.normalizer import Normalization
+from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS
+from attemper.types import AttentionStats
 from tests.support import oracle
+from tests.support.calls import attended
 
-pytestmark = pytest.mark.usefixtures("poisoned_empty")
+pytestmark = [pytest.mark.each, pytest.mark.usefixtures("poisoned_empty")]
 
 NAMES = tuple(name for name in ONE_PASS if name not in oracle.INTEGERS)
 UNIT = 2.0**-24
@@ -93,7 +96,7 @@ def terms_of_temperature(function: Any, call: dict[str, Any], names: tuple[str, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.quick("entropy", "max", "variance")
+@pytest.mark.quick("max_logit", "logit_variance")
 def test_a_statistic_without_values_has_the_reference_gradient(name: str, tiled):
     tiled(4, 8)
     call = {"query": 2 * torch.randn(1, 4, 9, 6), "key": torch.randn(1, 2, 19, 6), "enable_gqa": True}
@@ -112,6 +115,7 @@ def test_a_statistic_without_values_has_the_reference_gradient(name: str, tiled)
     ],
     ids=["window", "causal window, softcap", "mask", "bottom-right"],
 )  # fmt: skip
+@pytest.mark.quick("mask", "causal window")
 def test_sampled_rows_have_the_reference_gradient(options: dict[str, Any], tiled):
     tiled(4, 8)
     query, key = 2 * torch.randn(1, 2, 40, 5), torch.randn(1, 2, 33, 5)
@@ -137,7 +141,7 @@ MORE = pytest.mark.slow("more cases in Triton's interpreter")
     "options", [{"is_causal": True, **BOTTOM_RIGHT}, pytest.param({"window_size": (2, 1)}, marks=MORE)], ids=str
 )
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.quick("longer queries", "empty documents", "queries without keys")
+@pytest.mark.quick("empty documents", "queries without keys")
 def test_packed_documents_have_the_reference_gradient(lengths: str, options: dict[str, Any], tiled):
     tiled(4, 4)
     of_queries, of_keys = LENGTHS[lengths]
@@ -153,7 +157,7 @@ def test_packed_documents_have_the_reference_gradient(lengths: str, options: dic
     assert_as_exact_as_blocked(attemper.varlen_attention, call, ("entropy", "logit_variance"))
 
 
-@pytest.mark.quick("(2, 1, 9)", "(1, 4, 1)")
+@pytest.mark.quick("(2, 1, 9)-float32", "(1, 4, 9)-bfloat16")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", list(itertools.product((1, 2), (1, 4), (1, 9))), ids=str)
 def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape: tuple[int, ...], kind: str, tiled):
@@ -182,24 +186,32 @@ def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape:
     assert (grads["triton"][..., 4] == 0).all()
 
 
-PLACES = ("query", "key", "value", "attn_mask", "temperature", "sink_logits")
+OWN = {"softmax": torch.tensor([-0.5, 0.7]), "entmax": torch.tensor([1.3, 1.8]), "sigmoid": torch.tensor([-1.0, 0.5])}
+PLACES = ("query", "key", "value", "attn_mask", "temperature", "own")
+"""``own``: logits of softmax's sink, alpha of entmax, the bias of sigmoids."""
 
 
-@pytest.mark.parametrize(
-    "wanted", [(place,) for place in PLACES] + [("key", "sink_logits"), ("query", "value")], ids=str
-)
-def test_a_gradient_is_the_same_whatever_else_is_wanted(wanted: tuple[str, ...]):
+def called(chosen: str, tensors: dict[str, Any], names: tuple[str, ...]) -> tuple[Tensor, AttentionStats]:
+    options = {name: value for name, value in tensors.items() if name != "own"}
+    if chosen == "softmax":
+        return attended("triton", **options, sink_logits=tensors["own"], stats=names)
+    normalizer = Normalization(chosen, per_head=tensors["own"]) if "own" in tensors else Normalization(chosen, 3.0)
+    return attended("triton", **options, normalizer=normalizer, stats=names)
+
+
+@pytest.mark.parametrize("chosen", ["softmax", "entmax"])
+@pytest.mark.parametrize("wanted", [(place,) for place in PLACES] + [("key", "own"), ("query", "value")], ids=str)
+@pytest.mark.quick("('key', 'own')-softmax", "('query', 'value')-entmax")
+def test_a_gradient_is_the_same_whatever_else_is_wanted(wanted: tuple[str, ...], chosen: str):
     call = {
         "query": torch.randn(1, 2, 7, 5), "key": torch.randn(1, 2, 9, 5), "value": torch.randn(1, 2, 9, 5),
-        "attn_mask": torch.randn(1, 1, 7, 9), "temperature": torch.rand(1, 2, 7) + 0.5, "sink_logits": torch.randn(2),
+        "attn_mask": torch.randn(1, 1, 7, 9), "temperature": torch.rand(1, 2, 7) + 0.5, "own": OWN[chosen],
     }  # fmt: skip
     results = []
     for names in (PLACES, wanted):
         given: dict[str, Any] = {name: value.clone().requires_grad_(name in names) for name, value in call.items()}
-        output, stats = attemper.attention(**given, stats=("entropy", "mass"), backend="triton")
-        assert stats is not None
-        loss = output.square().sum() + stats.entropy.square().sum() + stats.mass.square().sum()
-        loss.backward()
+        output, stats = called(chosen, given, ("entropy",))
+        (output.square().sum() + stats.entropy.square().sum()).backward()
         results.append({name: given[name].grad for name in PLACES})
     for name in PLACES:
         if name in wanted:
@@ -208,32 +220,57 @@ def test_a_gradient_is_the_same_whatever_else_is_wanted(wanted: tuple[str, ...])
             assert results[1][name] is None, name
 
 
-@pytest.mark.parametrize("hidden", ["by a mask", "by the window"])
-def test_a_row_that_sees_nothing_has_no_gradient_and_gives_none_whatever_comes_from_above(hidden: str, tiled):
+@pytest.mark.parametrize(
+    ("chosen", "hidden"),
+    [("softmax", "by a mask"), ("softmax", "by the window"),
+     *(pytest.param(name, "by a mask", marks=MORE) for name in ("entmax", "sigmoid", "sparsemax", "topk"))],
+)  # fmt: skip
+@pytest.mark.quick("window")
+def test_a_row_that_sees_nothing_has_no_gradient_and_gives_none_whatever_comes_from_above(
+    chosen: str, hidden: str, tiled
+):
     tiled(4, 4)
-    query, key, value = torch.randn(1, 1, 10, 4), torch.randn(1, 1, 6, 4), torch.randn(1, 1, 6, 4)
+    query, key, value = torch.randn(1, 2, 10, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
     empty = torch.tensor([2, 8, 9])
     query[:, :, empty] = torch.nan
-    mask = torch.ones(10, 6, dtype=torch.bool)
     options: dict[str, Any] = {"is_causal": True, "window_size": (2, 0)}
     if hidden == "by a mask":
-        options = {"attn_mask": mask.index_fill(0, empty, False)}
+        options = {"attn_mask": torch.ones(10, 6, dtype=torch.bool).index_fill(0, empty, False)}
     else:
         query[:, :, 2] = 1.0
         empty = empty[1:]
+    tensors = {"query": query, "key": key, "value": value} | ({"own": OWN[chosen]} if chosen in OWN else {})
+    names = NAMES if chosen == "softmax" else tuple(name for name in ROWWISE_ONE_PASS if name not in oracle.INTEGERS)
     grads = []
     for poison in (1.0, torch.inf, torch.nan):
-        given: list[Any] = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
-        output, stats = attemper.attention(*given, **options, stats=NAMES, backend="triton")
-        assert stats is not None
-        results = [output, *(stats[name] for name in NAMES if stats[name].requires_grad)]
+        given = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+        output, stats = called(chosen, given | options, names)
+        assert (output[:, :, empty] == 0).all()
+        assert (stats.entropy[..., empty] == 0).all()
+        results = [output, *(stats[name] for name in names if stats[name].requires_grad)]
         above = [torch.ones_like(result).index_fill(2, empty, poison) for result in results]
-        grads.append(torch.autograd.grad(results, given, above))
-    for query_grad, key_grad, value_grad in grads:
+        grads.append(torch.autograd.grad(results, list(given.values()), above))
+    for query_grad, *others in grads:
         assert (query_grad[:, :, empty] == 0).all()
-        assert torch.isfinite(key_grad).all()
-        assert torch.equal(key_grad, grads[0][1])
-        assert torch.equal(value_grad, grads[0][2])
+        for other, first in zip(others, grads[0][1:], strict=True):
+            assert torch.isfinite(other).all()
+            assert torch.equal(other, first)
+
+
+@pytest.mark.parametrize("chosen", ["softmax", pytest.param("entmax", marks=MORE)])
+def test_offsets_of_64_bits_change_nothing(chosen: str, monkeypatch: pytest.MonkeyPatch, tiled):
+    tiled(4, 8)
+    call = {"query": torch.randn(1, 2, 7, 5), "key": torch.randn(1, 1, 13, 5), "value": torch.randn(1, 1, 13, 3)}
+    call |= {"attn_mask": torch.randn(7, 13), "own": OWN[chosen]}
+    found, asked = [], []
+    for wide in (launch.wide, lambda tensors, block: asked.append(block) or True):
+        monkeypatch.setattr(launch, "wide", wide)
+        given = {name: tensor.clone().requires_grad_() for name, tensor in call.items()}
+        output, stats = called(chosen, given | {"enable_gqa": True}, ("entropy",))
+        loss = output.square().sum() + stats.entropy.sum()
+        found.append([output, stats.entropy, *torch.autograd.grad(loss, list(given.values()))])
+    assert len(asked) >= 4
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
 def test_the_gradient_of_a_maximum_goes_to_the_lowest_key_among_ties(tiled):
@@ -244,19 +281,6 @@ def test_the_gradient_of_a_maximum_goes_to_the_lowest_key_among_ties(tiled):
     stats = attemper.attention_statistics(query, key, scale=1.0, stats=("max_logit",), backend="triton")
     (grad,) = torch.autograd.grad(stats.max_logit.sum(), key)
     assert grad.flatten().tolist() == [0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0]
-
-
-def test_offsets_of_64_bits_change_nothing(monkeypatch: pytest.MonkeyPatch, tiled):
-    tiled(4, 8)
-    call = {"query": torch.randn(1, 2, 7, 5), "key": torch.randn(1, 1, 13, 5), "value": torch.randn(1, 1, 13, 3)}
-    call |= {"enable_gqa": True, "attn_mask": torch.randn(7, 13)}
-    one = gradients(attemper.attention, call, ("entropy",), "triton", torch.float32)
-    asked = []
-    monkeypatch.setattr(launch, "wide", lambda tensors, block: asked.append(block) or True)
-    two = gradients(attemper.attention, call, ("entropy",), "triton", torch.float32)
-    assert len(asked) >= 4
-    for name in one:
-        assert torch.equal(one[name], two[name]), name
 
 
 @triton.jit

@@ -29,6 +29,7 @@ def run(*arguments: str, script: str = "gpu.py") -> subprocess.CompletedProcess[
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.slow("a process of its own")
 def test_without_a_gpu_it_says_what_it_needs_and_measures_nothing(tmp_path: Path):
     ended = run("--json", str(tmp_path / "gpu.json"))
     assert ended.returncode == 1

@@ -21,7 +21,7 @@ from attemper.statistics import ONE_PASS, state_columns
 from attemper.types import AttentionStats
 from tests.support.calls import attended, packed
 
-pytestmark = pytest.mark.usefixtures("poisoned_empty")
+pytestmark = [pytest.mark.each, pytest.mark.usefixtures("poisoned_empty")]
 
 UNIT = 2.0**-24
 CUTS = [1, 40]

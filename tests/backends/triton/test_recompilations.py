@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json, sys
 sys.path.insert(0, {folder!r})
@@ -41,6 +43,7 @@ for masked in (False, True):
 """
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_growing_cache_compiles_each_kernel_of_decoding_once():
     """Lengths and diagonals that 16 divides, and others, and 1: Triton compiles a kernel anew for each such kind."""
     short, long = (2, 16, 17, 33, 48, 500), (600, 601, 640, 641, 1024, 1025, 5000)
