@@ -75,12 +75,14 @@ LONG = (
 
 
 # A default run meets the few rows of most cases in tests/functional/test_attention.py.
-LARGER = {case.name for place, case in enumerate((*TALL, *TAKEN)) if place % 4} | {
+LARGER = {case.name for place, case in enumerate((*TALL, *TAKEN)) if place % 7} | {
     "blocks and chunks",
     "blocks, causal",
     "blocks, causal, bfloat16",
     "blocks, window",
+    "blocks, ascending",
     "blocks, ascending window",
+    "blocks, window, padding",
     "blocks, bias",
     "blocks, softcap",
     "blocks, windows of two heads",

@@ -162,7 +162,7 @@ def test_gradients_are_those_of_the_reference(name: str, given: Given, backend: 
 
 
 @pytest.mark.parametrize(**by_normalizer)
-@pytest.mark.quick("entmax per head", "sigmoid", "top 3", "threshold")
+@pytest.mark.quick("entmax per head", "top 3")
 def test_the_reference_differentiates_once_and_twice(
     given: Given, full_size: bool, derivatives_agree: Callable[..., bool]
 ):

@@ -182,7 +182,7 @@ def test_nothing_is_read_back_from_a_device(name: str):
 
 
 @pytest.mark.parametrize(("name", "causal"), [("elu", False), ("relu", True), ("exp", True), ("softplus", True)])
-@pytest.mark.quick("exp-True")
+@pytest.mark.slow("a compiler takes seconds")
 def test_it_compiles_to_one_graph(name: str, causal: bool):
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

@@ -35,7 +35,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("normalizer", GIVEN)
-@pytest.mark.quick("sparsemax-torch.float64", "entmax-torch.float64")
+@pytest.mark.quick("sparsemax-torch.float64")
 def test_the_operator_passes_opcheck(normalizer: str, dtype: torch.dtype):
     number, alpha = GIVEN[normalizer]
     scores = torch.randn(2, 3, 5, dtype=dtype)
@@ -90,7 +90,7 @@ def test_a_compiled_graph_holds_a_search_as_one_node():
 
 
 @pytest.mark.parametrize("what", ["alpha", "temperature", "sink", "bias", "s"])
-@pytest.mark.quick("alpha")
+@pytest.mark.slow("a compiler takes seconds")
 def test_what_is_learned_compiles_with_its_gradient(what: str):
     calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "alpha": F.entmax,

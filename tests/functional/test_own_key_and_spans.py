@@ -84,7 +84,7 @@ def test_transforms_of_functions_know_them(tensors: Any):
 
 
 @pytest.mark.parametrize("spans", [[(0, 3)], MARKS], ids=["pairs", "marks"])
-@pytest.mark.quick("marks")
+@pytest.mark.slow("a compiler takes seconds")
 def test_a_compiled_graph_holds_them(spans: Any, tensors: Any):
     def call(query: Tensor, key: Tensor) -> Tensor:
         stats = attemper.attention_statistics(query, key, is_causal=True, stats=NAMES, spans=spans)

@@ -59,6 +59,7 @@ def test_an_offset_costs_the_measures_no_digits(offset: float):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.quick("reference", "blocked", "native")
 def test_uniform_rows_stay_between_zero_and_log_n(dtype: torch.dtype, backend: str):
     skip_without(backend, dtype)
     keys = 3000 if backend == "blocked" else 1000

@@ -96,7 +96,7 @@ def terms_of_temperature(function: Any, call: dict[str, Any], names: tuple[str, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.quick("max_logit", "logit_variance")
+@pytest.mark.quick("logit_variance")
 def test_a_statistic_without_values_has_the_reference_gradient(name: str, tiled):
     tiled(4, 8)
     call = {"query": 2 * torch.randn(1, 4, 9, 6), "key": torch.randn(1, 2, 19, 6), "enable_gqa": True}
@@ -115,7 +115,7 @@ def test_a_statistic_without_values_has_the_reference_gradient(name: str, tiled)
     ],
     ids=["window", "causal window, softcap", "mask", "bottom-right"],
 )  # fmt: skip
-@pytest.mark.quick("mask", "causal window")
+@pytest.mark.quick("causal window")
 def test_sampled_rows_have_the_reference_gradient(options: dict[str, Any], tiled):
     tiled(4, 8)
     query, key = 2 * torch.randn(1, 2, 40, 5), torch.randn(1, 2, 33, 5)
@@ -141,7 +141,7 @@ MORE = pytest.mark.slow("more cases in Triton's interpreter")
     "options", [{"is_causal": True, **BOTTOM_RIGHT}, pytest.param({"window_size": (2, 1)}, marks=MORE)], ids=str
 )
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.quick("empty documents", "queries without keys")
+@pytest.mark.quick("empty documents")
 def test_packed_documents_have_the_reference_gradient(lengths: str, options: dict[str, Any], tiled):
     tiled(4, 4)
     of_queries, of_keys = LENGTHS[lengths]
@@ -321,6 +321,7 @@ def structures() -> list[tuple[str, dict[str, Any], int, int]]:
     return cases
 
 
+@MORE
 def test_every_row_that_sees_a_key_is_visited_once_and_unmasked_blocks_are_seen_whole():
     skipped, rows_max = 0, 32
     for index, (name, given, rows, keys) in enumerate(structures()):

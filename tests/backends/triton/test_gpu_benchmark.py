@@ -184,6 +184,7 @@ def test_the_best_configuration_is_the_fastest_that_is_right_and_is_compared_wit
 
 
 @pytest.mark.parametrize("name", ["attention with statistics", "statistics of sampled rows", "tap, flag up and down"])
+@pytest.mark.quick("sampled rows")
 def test_a_check_of_graphs_holds_where_kernels_run_again_and_not_where_a_replay_does_nothing(
     name: str, gpu: Any, monkeypatch: pytest.MonkeyPatch
 ):

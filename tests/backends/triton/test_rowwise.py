@@ -153,9 +153,9 @@ MORE = pytest.mark.slow("more cases in Triton's interpreter")
 
 
 def checkered() -> Iterator[Any]:
-    """By default every normalizer has a third of the features, and every feature a third of the normalizers."""
+    """By default a normalizer of each kind, and every feature with some."""
     for (row, chosen), (column, feature) in product(enumerate(NORMALIZERS), enumerate(FEATURES)):
-        marks = [] if (row + column) % 3 == 0 else MORE
+        marks = [] if (row + column) % 3 == 0 and chosen not in ("entmax15", "entmax near 1", "threshold") else MORE
         yield pytest.param(chosen, feature, id=f"{chosen}-{feature}", marks=marks)
 
 
@@ -197,6 +197,7 @@ def test_a_statistic_alone_agrees_without_values(chosen: str, name: str, tiled):
 
 @pytest.mark.parametrize("chosen", ["sparsemax", "entmax", "topk"])
 @pytest.mark.parametrize("gradients", [False, True], ids=["gathered", "picked"])
+@pytest.mark.quick("picked-entmax", "gathered-topk")
 def test_sampled_rows_agree(gradients: bool, chosen: str, tiled):
     tiled(4, 8)
     call = call_of(rows=23, keys=19, is_causal=True) | {"rows": 5}
