@@ -13,9 +13,8 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 import attemper
+from tests.support.shadow_models import torch_warns
 
-torch_warns = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-"""Dynamo asks inputs of a compiled block for their gradients."""
 TOKENS, WIDTH, HEADS = 65, 32, 4
 Compile = Callable[[Any, str], Any]
 

@@ -154,16 +154,16 @@ class WrapperCall(Hook):
         super().__init__(WeakMethod(called))
         self._module = module
         if not hasattr(module, "_initialize_hook"):
-            module._initialize_hook, module._infer_parameters = None, self
+            vars(module).update(_initialize_hook=None, _infer_parameters=self)
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+    def __call__(self, *arguments: Any) -> None:
         method = None if torch.compiler.is_compiling() or in_shadow.get() is not None else self.function()
         if method is None:
             return
         calls = (frame.f_locals.get("self") for frame in _frames() if frame.f_code.co_name == "_call_lazy_check")
         wrapper = next(calls, None)
         if isinstance(wrapper, nn.Module):
-            method(wrapper, args, kwargs or {})
+            method(wrapper, *arguments[1:])
 
     def remove(self) -> None:
         if vars(self._module).get("_infer_parameters") is self:

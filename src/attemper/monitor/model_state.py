@@ -43,15 +43,15 @@ class ModelState:
     """
 
     def __init__(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         modules = list(model.named_modules())
         self._seen = {id(module) for _, module in modules}
-        self._versions = [(name, p, p._version) for name, p in model.named_parameters() if not p.is_inference()]
         for name, value in arguments.items():
             _refuse_argument(name, value)
             self._keep(f"the argument {name}", value, 0)
         for name, module in modules:
             self._keep_module(name or "the model", module)
+        self._versions = [(name, p, p._version) for name, p in model.named_parameters() if not p.is_inference()]
 
     def put_back(self) -> str | None:
         """Makes everything as it was; returns the name of a parameter that was changed, which is not put back."""
@@ -60,7 +60,8 @@ class ModelState:
         return next((name for name, parameter, before in self._versions if parameter._version != before), None)
 
     def _keep_module(self, name: str, module: nn.Module) -> None:
-        if any(map(nn.parameter.is_lazy, (*module._parameters.values(), *module._buffers.values()))):
+        own = (*module._parameters.values(), *module._buffers.values())
+        if any(tensor is not None and nn.parameter.is_lazy(tensor) for tensor in own):
             raise ObstacleError(f"{name} is lazy: its first forward makes its parameters")
         if "_fsdp_wrapped_module" in module._modules:
             raise ObstacleError(f"{name} holds its weights in flat pieces (FSDP's first version; use fully_shard)")

@@ -39,8 +39,8 @@ def original_of(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (Wrapper, nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model._orig_mod
+        elif (inner := model._modules.get("_orig_mod")) is not None:
+            model = inner
         else:
             return model
 
@@ -54,18 +54,19 @@ class Shadow:
         self.only_taps = False
         """Whether taps see all that a shadow pass has seen: they are enough."""
 
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Reads a pass with these arguments. Its calls wait in the collector until ``commit``; those beside which a tap
-        stands are left to the tap.
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], begin: Callable[[], None]) -> None:
+        """Reads a pass with these arguments, after ``begin``. Its calls wait in the collector until ``commit``; those
+        beside which a tap stands are left to the tap.
 
         Raises:
             ObstacleError: the pass could not be taken back.
         """
         collector, context = self._collector, self._collector.context
-        collector.begin()
         try:
             with ExitStack() as stack:
                 run, taps = stack.enter_context(self._one_pass(args, kwargs))
+                begin()
+                collector.begin()
                 stack.enter_context(tracking(context, self.model, self._models))
                 stack.enter_context(observing(collector))
                 stack.enter_context(reading(self.model))
@@ -146,7 +147,7 @@ def eager(model: nn.Module) -> Iterator[None]:
             elif (function := getattr(module.forward, _ORIGINAL, None)) is not None:
                 bound = function if isinstance(function, MethodType) else MethodType(function, module)
                 _set(stack, fields, "forward", bound)
-        if any(map(_names_compiled, {type(module) for module in model.modules()})):
+        if _names_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
@@ -159,18 +160,14 @@ def _set(stack: ExitStack, fields: dict[str, Any], name: str, value: Any) -> Non
     fields[name] = value
 
 
-_compiled_names: dict[type, bool] = {}
-
-
-def _names_compiled(kind: type[nn.Module]) -> bool:
-    """Whether the code of a class may call a function that is compiled: one of its own, or one of its Python module."""
-    if kind not in _compiled_names:
-        places = [vars(one) for one in kind.__mro__ if one.__module__.partition(".")[0] != "torch"]
-        modules = {one.__module__ for one in kind.__mro__} - {"builtins"}
-        places += [vars(sys.modules[name]) for name in modules if name in sys.modules and not name.startswith("torch.")]
-        found = any(_ORIGINAL in getattr(value, "__dict__", ()) for place in places for value in list(place.values()))
-        _compiled_names[kind] = found
-    return _compiled_names[kind]
+def _names_compiled(model: nn.Module) -> bool:
+    """Whether the model's code may call a function that is compiled: one of its classes, or of their Python modules."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")]
+    files = [sys.modules[name] for name in {kind.__module__ for kind in own} if name in sys.modules]
+    # What dynamo has made of other functions lies there, too, under names like these.
+    named = ((name, value) for place in (*own, *files) for name, value in list(vars(place).items()))
+    return any(_ORIGINAL in getattr(value, "__dict__", ()) for name, value in named if not name.startswith("__"))
 
 
 def wrappers_of(model: nn.Module) -> list[nn.Module]:

@@ -373,7 +373,8 @@ class Watch(TapReceiver):
         return why_not_all(self.model, skipped) if skipped else None
 
     def _why_nothing(self, skipped: tuple[Skipped, ...]) -> str:
-        if self.sampled or self._tapped or (self._compiled and (self.passes or self.steps)):
+        ran = self.passes if self._compiled or self._always else 0
+        if self.sampled or self._tapped or ran or (self._sees_taps_alone and self.steps):
             return self._collector.why_nothing(skipped, compiled=self._sees_taps_alone)
         return NOT_RUN
 
@@ -533,8 +534,7 @@ class Watch(TapReceiver):
         if self._shadow.only_taps:
             return
         try:
-            self.begin_sample()
-            self._shadow.read(args, kwargs)
+            self._shadow.read(args, kwargs, self.begin_sample)
             self._shadowed, self._call = True, call_of(module)
         except ObstacleError as error:
             self._leave_out(str(error))

@@ -1,0 +1,359 @@
+"""What a shadow pass puts back, and the passes that cannot be taken back: those are left out, with the reason."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+import attemper
+from attemper.errors import InputError
+from tests.support.shadow_models import torch_warns
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+
+    def attend(self, x: Tensor) -> Tensor:
+        rows = self.project(x).view(2, 5, 2, 8).transpose(1, 2)
+        return F.scaled_dot_product_attention(rows, rows, rows).transpose(1, 2).reshape(x.shape)
+
+
+@dataclass
+class Totals:
+    loss: float = 0.0
+    steps: int = 0
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Remembering(Base):
+    """Changes whatever a forward can change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("routed", torch.zeros(2))
+        self.hidden = torch.zeros(1)
+        self.losses: list[Tensor] = []
+        self.seen, self.recent, self.kinds = {"a": {"b": 0}}, deque([0], maxlen=3), {0}
+        self.totals, self.slotted, self.array = Totals(), Slotted(), np.zeros(2)
+        self.dice, self.generator = random.Random(3), torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor, given: dict[str, Any]) -> Tensor:
+        out = self.attend(x)
+        self.routed += 1
+        self.hidden.data.add_(1)
+        self.losses.append(out.sum())
+        self.seen["a"]["b"] += 1
+        self.recent.append(len(self.kinds))
+        self.kinds.add(len(self.kinds))
+        self.totals.steps += 1
+        self.totals = Totals(self.totals.loss + 0.5, self.totals.steps)
+        self.slotted.count += 1
+        self.array += 1
+        self.new = getattr(self, "new", 0) + 1
+        self.noise = random.random() + self.dice.random() + float(np.random.rand())
+        self.drawn = torch.rand(1, generator=self.generator) + torch.rand(1)
+        given["calls"] += 1
+        given["x"].add_(1)
+        return out
+
+    @property
+    def state(self) -> list[Any]:
+        return [
+            self.routed.tolist(), self.hidden.item(), len(self.losses), self.seen, list(self.recent), self.kinds,
+            self.totals, self.slotted.count, self.array.tolist(), self.new, self.noise, self.drawn.item(),
+        ]  # fmt: skip
+
+
+def remembered(*, watched: bool) -> list[Any]:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    model, calls = Remembering(), []
+    model.project.register_forward_hook(lambda *_: calls.append(1))
+    given = {"calls": 0, "x": torch.zeros(1)}
+    watch = attemper.watch(model, observe="shadow") if watched else None
+    for _ in range(3):
+        model(torch.ones(2, 5, 16), given).sum().backward()
+    if watch is not None:
+        assert (watch.sampled, watch.failures, len(watch.table().sites)) == (3, 0, 1)
+        watch.close()
+    weights = [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+    return [model.state, calls, given["calls"], given["x"].item(), weights, torch.rand(1).item(), random.random()]
+
+
+def test_everything_that_a_forward_changes_is_put_back() -> None:
+    assert remembered(watched=True) == remembered(watched=False)
+
+
+def test_a_graph_that_waits_for_its_backward_pass_keeps_its_buffers() -> None:
+    """Two forwards, one backward: a write that autograd counts would make the first graph useless."""
+
+    class Masked(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.rand(2, 5, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attend(x) * self.mask
+
+    model = Masked()
+    with attemper.watch(model, observe="shadow") as watch:
+        (model(torch.ones(2, 5, 16)).sum() + model(torch.ones(2, 5, 16)).sum()).backward()
+        watch.step()
+    assert watch.failures == 0
+
+
+@torch_warns
+def test_weights_that_autocast_has_cast_keep_their_gradients() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+            self.part.compile(backend="eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(self.part(x), self.part.project.weight)
+
+    class Part(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attend(x)
+
+    gradients = []
+    for watched in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Tied()
+        watch = attemper.watch(model) if watched else None
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.ones(2, 5, 16)).float().square().sum()
+        loss.backward()
+        assert watch is None or len(watch.table().sites) == 1
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+class Cache:
+    def get_seq_length(self) -> int:
+        return 0
+
+
+class Iterating(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = iter(range(100))
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        return self.attend(x) * next(self.turns)
+
+
+class Plain(Base):
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        return self.attend(x)
+
+
+class Lazy(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lazy = nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lazy(self.attend(x))
+
+
+OBSTACLES: dict[str, tuple[type[Base], dict[str, Any], str]] = {
+    "cache": (Plain, {"past": Cache()}, r"the argument past is a cache \(Cache\), to which the pass adds"),
+    "generator": (
+        Plain,
+        {"rng": torch.Generator()},
+        r"the argument rng is a generator of random numbers",
+    ),
+    "iterator": (Iterating, {}, r"the model\.turns is an iterator \(range_iterator\)"),
+    "lazy": (Lazy, {}, r"lazy is lazy: its first forward makes its parameters"),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_a_pass_that_cannot_be_taken_back_is_left_out_with_the_reason(name: str) -> None:
+    kind, arguments, said = OBSTACLES[name]
+    model = kind()
+    with attemper.watch(model, observe="shadow") as watch:
+        model(torch.ones(2, 5, 16), **arguments)
+        with pytest.warns(UserWarning, match=f"nothing was measured in the first step(.|\n)*{said}"):
+            watch.step()
+        with pytest.raises(InputError, match=said):
+            watch.table()
+    assert watch.failures == 0
+
+
+def test_a_later_pass_that_cannot_be_taken_back_is_told_once() -> None:
+    model = Plain()
+    with attemper.watch(model, observe="shadow") as watch:
+        model(torch.ones(2, 5, 16))
+        watch.step()
+        with pytest.warns(UserWarning, match="Plain was left out of a sample.*the argument past is a cache"):
+            model(torch.ones(2, 5, 16), past=Cache())
+        for _ in range(2):
+            watch.step()
+            model(torch.ones(2, 5, 16), past=Cache())
+    assert watch.sampled == 1
+
+
+def test_a_pass_inside_a_transform_is_left_out() -> None:
+    model = Plain()
+    watch = attemper.watch(model, observe="shadow")
+    torch.func.grad(lambda x: model(x).sum())(torch.ones(2, 5, 16))
+    with pytest.warns(UserWarning, match=r"inside a transform of torch\.func"):
+        watch.step()
+    watch.close()
+
+
+def test_a_forward_that_changes_a_parameter_is_told_and_not_read() -> None:
+    class Normed(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.project.weight.div_(self.project.weight.norm())
+            return self.attend(x)
+
+    model = Normed()
+    with attemper.watch(model, observe="shadow") as watch:
+        model(torch.ones(2, 5, 16))
+        with pytest.warns(UserWarning, match=r"its forward changes the parameter project\.weight"):
+            watch.step()
+
+
+def test_a_failing_shadow_pass_leaves_the_training_alone() -> None:
+    class Failing(Base):
+        runs = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            type(self).runs += 1
+            out = self.attend(x)
+            if self.runs % 2:
+                raise RuntimeError("once")
+            return out
+
+    model = Failing()
+    with attemper.watch(model, observe="shadow") as watch:
+        with pytest.warns(UserWarning, match="Failing could not be measured: once"):
+            model(torch.ones(2, 5, 16)).sum().backward()
+        assert watch.failures == 1
+        assert not torch.is_inference_mode_enabled()
+
+
+def test_a_pass_that_does_not_go_through_is_not_read() -> None:
+    class Failing(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.attend(x)
+            if torch.is_grad_enabled():
+                raise KeyError("no")
+            return out
+
+    model = Failing()
+    with attemper.watch(model, observe="shadow") as watch:
+        with pytest.raises(KeyError):
+            model(torch.ones(2, 5, 16))
+        with torch.no_grad():
+            model(torch.ones(2, 5, 16))
+        assert watch.table().sites[0].heads[0].rows == 2 * 5
+
+
+def test_another_threads_compiled_calls_stay_compiled_meanwhile() -> None:
+    """The model's file names no compiled function (this one does, so the model says that it is of another)."""
+    ran: list[bool] = []
+
+    @partial(torch.compile, backend="eager")
+    def helper(x: Tensor) -> Tensor:
+        return x + 1 if torch.compiler.is_compiling() else x - 1
+
+    class Waiting(Base):
+        __module__ = Base.__module__ = "attemper.errors"
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.is_grad_enabled():
+                thread = threading.Thread(target=lambda: ran.append(bool((helper(torch.zeros(3)) == 1).all())))
+                thread.start()
+                thread.join()
+            return self.attend(x)
+
+    model = Waiting()
+    helper(torch.zeros(3))
+    with attemper.watch(model, observe="shadow") as watch:
+        model(torch.ones(2, 5, 16))
+        assert len(watch.table().sites) == 1
+    assert ran == [True]
+
+
+def test_penalties_and_thermostats_receive_the_trainings_own_pass_alone() -> None:
+    model = Plain()
+    received: list[int] = []
+    with attemper.regularize(model, attemper.ZLoss(1e-3)) as penalty, attemper.watch(model, observe="shadow") as watch:
+        own = penalty.receive
+        penalty.receive = lambda *given: received.append(1) or own(*given)  # type: ignore[method-assign]
+        model(torch.ones(2, 5, 16))
+        assert len(watch.table().sites) == 1
+    assert received == [1]
+
+
+def test_two_watches_count_a_pass_once_each() -> None:
+    model = Plain()
+    with attemper.watch(model, observe="shadow") as one, attemper.watch(model) as two:
+        model(torch.ones(2, 5, 16))
+        assert [watch.passes for watch in (one, two)] == [1, 1]
+        assert [watch.table().sites[0].heads[0].rows for watch in (one, two)] == [10, 10]
+
+
+@partial(torch.compile, backend="eager")
+def compiled_helper(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Helped(Base):
+    helper = staticmethod(compiled_helper)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return compiled_helper(self.attend(x))
+
+
+def test_functions_that_a_models_file_compiles_are_not_compiled_anew() -> None:
+    counts = []
+    for watched in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        model = Helped()
+        model.compile(backend="eager")
+        watch = attemper.watch(model) if watched else None
+        for _ in range(2):
+            model(torch.ones(2, 5, 16)).sum().backward()
+        counts.append(dict(counters["stats"]))
+        if watch is not None:
+            assert len(watch.table().sites) == 1
+            watch.close()
+    assert counts[0] == counts[1]
