@@ -12,15 +12,7 @@ from itertools import count, pairwise, permutations
 import pytest
 import torch
 
-from attemper.bench.attention import (
-    eager_entropy,
-    measure,
-    others,
-    ours,
-    peak_extra_bytes,
-    sdpa,
-    two_sdpa_calls,
-)
+from attemper.bench.attention import eager_entropy, measure, others, ours, peak_extra_bytes, sdpa, two_sdpa_calls
 from attemper.bench.hardware import kept_memory, machine, peak_flops, resident_bytes
 from attemper.bench.shape import Shape
 from attemper.bench.timing import rounds
@@ -40,16 +32,14 @@ def entropy(shape: Shape) -> torch.Tensor:
 def test_a_shape_is_read_with_and_without_key_heads():
     assert Shape.of("1,8,2048,64") == Shape(1, 8, 8, 2048, 2048, 64)
     assert Shape.of("8,32,8,1,8192,128", causal=True) == Shape(8, 32, 8, 1, 8192, 128, causal=True)
-    assert [str(Shape.of(text)) for text in ("1,8,2048,64", "8,32,8,1,8192,128")] == [
-        "1,8,2048,64",
-        "8,32,8,1,8192,128",
-    ]
+    for text in ("1,8,2048,64", "8,32,8,1,8192,128"):
+        assert str(Shape.of(text)) == text
 
 
-@pytest.mark.parametrize("text", ["1,8,2048", "1,8,0,64", "1,8,3,4,4,16", "a,b,c,d", "", "1,8,2048,64.5"])
-def test_a_shape_without_meaning_is_refused(text: str):
-    with pytest.raises(InputError, match=r"B,H,N,D .* got"):
-        Shape.of(text)
+def test_a_shape_without_meaning_is_refused():
+    for text in ("1,8,2048", "1,8,0,64", "1,8,3,4,4,16", "a,b,c,d", "", "1,8,2048,64.5"):
+        with pytest.raises(InputError, match=r"B,H,N,D .* got"):
+            Shape.of(text)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (3, 7), (7, 3)])
@@ -140,24 +130,20 @@ def test_a_row_says_what_was_measured_and_how_exact_it_was():
     assert told["shape"]["causal"] is True
 
 
-def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda output: output + 1e-3, r"off by 1\.0e-03 in its output .* nothing is timed"),
+     (lambda output: output * math.nan, "nothing is timed")],
+    ids=["wrong", "nan"],
+)  # fmt: skip
+def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch, change, message: str):
     def wrong(*arguments: object, **options: object):
         result = attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
-        return result if options["backend"] == "reference" else result._replace(output=result.output + 1e-3)
+        return result if options["backend"] == "reference" else result._replace(output=change(result.output))
 
     monkeypatch.setattr("attemper.bench.attention.attention", wrong)
     monkeypatch.setattr("attemper.bench.attention.rounds", lambda *_: pytest.fail("timed"))
-    with pytest.raises(BackendError, match=r"off by 1\.0e-03 in its output .* nothing is timed"):
-        measure(SMALL, backend="blocked")
-
-
-def test_nan_counts_as_wrong(monkeypatch: pytest.MonkeyPatch):
-    def wrong(*arguments: object, **options: object):
-        result = attention(*arguments, **options)  # pyright: ignore[reportArgumentType]
-        return result if options["backend"] == "reference" else result._replace(output=result.output * math.nan)
-
-    monkeypatch.setattr("attemper.bench.attention.attention", wrong)
-    with pytest.raises(BackendError, match="nothing is timed"):
+    with pytest.raises(BackendError, match=message):
         measure(SMALL, backend="blocked")
 
 

@@ -58,15 +58,8 @@ def test_held_out_architectures_have_the_cases_of_their_likeness_that_fit():
 
 def test_held_out_architectures_are_counted_apart():
     said = {"pair": "x case float32", "group": "scale", "setting": "float32", "kind": "scale", "best": "scale"}
-    judged = {
-        **said,
-        "false_numbers": [],
-        "asymmetric": False,
-        "overclaims": [],
-        "value": None,
-        "there": "",
-        "back": "",
-    }
+    nothing = {"false_numbers": [], "asymmetric": False, "overclaims": [], "value": None, "there": "", "back": ""}
+    judged = said | nothing
     faults = [
         {**judged, "architecture": "llama", "grade": "right"},
         {**judged, "architecture": "glm", "grade": "wrong"},

@@ -16,7 +16,7 @@ from tests.damage.files import FILES, read_run, run, scan_json
 from tests.damage.mutations import mutate
 
 RUNS, OTHERS = 2000, 4000
-SOME_RUNS, SOME_OTHERS = 40, 160
+SOME_RUNS, SOME_OTHERS = 16, 96
 """Cases of a default run; ``--all`` has all."""
 
 

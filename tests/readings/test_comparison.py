@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import sys
@@ -20,6 +21,7 @@ from attemper.results.comparison import ALWAYS, Comparison, table
 from tests.monitor.tiny_models import TINY, inputs
 
 
+@functools.cache
 def scans() -> tuple[attemper.Scan, attemper.Scan]:
     """A tiny Llama, and the same with the queries of one head of its second layer ten times as long."""
     model = TINY["llama"].build().eval()

@@ -53,18 +53,14 @@ def test_a_trend_of_many_samples_is_that_of_at_most_200_medians_of_neighbours() 
     np.testing.assert_array_equal(found.slope, expected.slope)
 
 
-@pytest.mark.parametrize("samples", [200, 201, 400, 500, 1000, 1300, 10_000])
-@pytest.mark.parametrize("spread", ["at random", "in a row", "each fourth"])
-def test_a_trend_is_not_moved_by_a_quarter_of_samples_that_are_wrong(samples: int, spread: str) -> None:
+@pytest.mark.parametrize("samples", [200, 201, 500, 1300, 10_000])
+def test_a_trend_is_not_moved_by_a_quarter_of_samples_that_are_wrong(samples: int) -> None:
     random, steps = np.random.default_rng(samples), np.arange(samples)
-    values = 3e-3 * steps[:, None] + 0.01 * random.normal(size=(samples, 8))
-    wrong = {
-        "at random": random.permutation(samples)[: samples // 4],
-        "in a row": np.arange(samples // 2, samples // 2 + samples // 4),
-        "each fourth": steps[::4],
-    }[spread]
-    values[wrong] = 1e6
-    np.testing.assert_allclose(history.trend(steps, values).slope, 3.0, rtol=0.02)
+    right = 3e-3 * steps[:, None] + 0.01 * random.normal(size=(samples, 8))
+    for wrong in (random.permutation(samples)[: samples // 4], steps[samples // 2 :][: samples // 4], steps[::4]):
+        values = right.copy()
+        values[wrong] = 1e6
+        np.testing.assert_allclose(history.trend(steps, values).slope, 3.0, rtol=0.02)
 
 
 def test_a_trend_of_one_sample_or_none_is_no_number() -> None:

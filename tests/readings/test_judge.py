@@ -15,7 +15,7 @@ from attemper.readings.judge import Judge, judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteLabel
-from tests.support.runs import restless
+from tests.support.runs import in_turns, restless, with_gaps
 
 HEALTHY = {
     "max_logit": 12.0,
@@ -84,16 +84,6 @@ def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
     assert told(judge(series("max_logit", [90, 100, 90])), "logits") == []
 
 
-def test_an_alarm_that_stands_has_the_value_of_its_beginning_and_beside_it_its_latest():
-    one = Judge()
-    for given in series("max_logit", [90, 130, 110]):
-        one.feed(given)
-    (alarm,) = [alarm for alarm in one.standing if alarm.kind == "logits"]
-    assert (alarm.since, alarm.ended, alarm.step, alarm.value) == (10, None, 10, 130.0)
-    assert (alarm.worst, alarm.worst_step, alarm.latest, alarm.latest_step) == (130.0, 10, 110.0, 20)
-    assert alarm in one.alarms
-
-
 def test_growth_is_a_warning_before_the_level_with_its_doubling_time():
     """From 5 the value doubles every 12 steps: from 50 on that is alarming, and past 100 the level is."""
     values = [5.0] * 10 + [5.0 * 2 ** (step / 12) for step in range(0, 80, 4)]
@@ -129,10 +119,8 @@ def test_a_head_has_fallen_below_its_share_of_the_baseline_and_not_at_it():
     (alarm,) = judge(series(ENTROPY, [0.5, 0.5, below, 0.18, 0.2]), limits)
     assert (alarm.kind, alarm.head, alarm.severity, alarm.since, alarm.ended) == ("fallen", 0, "warning", 20, 40)
     assert (alarm.value, alarm.limit) == (below, 0.125)
-    assert (
-        alarm.message
-        == "layers.0 head 0: normalised entropy has fallen from 0.5 at first to 0.12 (it was 0.5 at step 10)"
-    )
+    found = "layers.0 head 0: normalised entropy has fallen from 0.5 at first to 0.12 (it was 0.5 at step 10)"
+    assert alarm.message == found
 
 
 def test_the_baseline_is_the_median_of_the_first_five_healthy_readings():
@@ -229,6 +217,7 @@ def toward(kind: AlarmKind, one: Judge, values: np.ndarray, heads: slice) -> np.
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.quick("0")
 def test_no_alarm_begins_in_a_sample_in_which_its_statistic_moves_away_from_its_limit(seed: int):
     one, begun = Judge(), Counter[str]()
     before: dict[str, np.ndarray] = {}
@@ -275,14 +264,12 @@ def test_a_layer_that_collapses_is_one_alarm_with_its_step_and_speed():
 
 
 def test_heads_that_fell_before_their_layer_end_in_its_alarm_and_ring_again_if_it_ends():
-    def samples() -> Iterator[Sample]:
-        for place, (first, others) in enumerate(
-            [(0.6, 0.6)] * 3 + [(0.005, 0.6), (0.005, 0.01), (0.005, 0.01), (0.005, 0.5)]
-        ):
-            yield sample(10 * place, {"a": {ENTROPY: [first, others, others]}})
-
+    values = [(0.6, 0.6)] * 3 + [(0.005, 0.6), (0.005, 0.01), (0.005, 0.01), (0.005, 0.5)]
     one = Judge(limits={"collapsed": None, "falling": None})
-    events = [told(one.feed(given)) for given in samples()]
+    events = [
+        told(one.feed(sample(10 * place, {"a": {ENTROPY: [first, others, others]}})))
+        for place, (first, others) in enumerate(values)
+    ]
     assert events[3:] == [
         [("fallen", 0, 30, None)],
         [("layer_fallen", None, 40, None)],
@@ -301,6 +288,7 @@ def test_a_site_with_one_head_has_no_alarm_of_the_layer():
 
 
 @pytest.mark.parametrize(("every", "seed"), [(1, 0), (50, 1)])
+@pytest.mark.quick("1-0")
 def test_a_thousand_healthy_heads_raise_no_warning_in_500_samples(every: int, seed: int):
     found = judge(noise(500, 1000, every, seed))
     assert [one.message for one in found if one.severity != "notice"] == []
@@ -353,44 +341,22 @@ def test_too_few_rows_are_not_judged_and_leave_an_alarm_as_it_was():
 # --- a run, live and again ---
 
 
-def wild(samples: int, seed: int) -> list[Sample]:
-    """Random walks of heads at sites that come and go, with missing numbers, in both modes."""
-    rng = np.random.default_rng(seed)
-    sites = [label("a", 3), label("b", 2), label("a", 3, "eval"), label("late", 4)]
-    walk = {one.key: rng.normal(size=(len(HEALTHY), one.heads)) for one in sites}
-    found = []
-    for place in range(samples):
-        here = [one for one in sites if rng.random() < 0.8 and not (one.name == "late" and place < samples // 2)]
-        here = here or sites[:1]
-        columns = []
-        for one in here:
-            state = walk[one.key] = 0.97 * walk[one.key] + rng.normal(0, 0.4, (len(HEALTHY), one.heads))
-            values = np.empty_like(state)
-            values[0], values[1] = 30 * np.exp(state[0] / 1.5), np.exp(state[1])
-            values[2], values[3] = 1 / (1 + np.exp(-2 * state[2])), 1 / (1 + np.exp(-state[3]))
-            values[4:6], values[6], values[7] = 64, 0, state[7] > 2.5
-            values[5] *= rng.random(one.heads) < 0.95
-            values[:2][rng.random((2, one.heads)) < 0.01] = np.inf
-            values[rng.random(values.shape) < 0.05] = np.nan
-            columns.append(values)
-        step = place * 7 + int(rng.integers(0, 5))
-        found.append(Sample(step, 0.0, tuple(here), tuple(HEALTHY), np.concatenate(columns, 1).astype(np.float32)))
-    return found
+def gapped(samples: int, seed: int) -> list[Sample]:
+    return list(with_gaps(restless(samples, seed), seed))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_finished_run_judged_again_gives_what_was_told_while_it_ran(seed: int):
-    samples, one = wild(150, seed), Judge()
+def test_a_finished_run_judged_again_gives_what_was_told_while_it_ran():
+    samples, one = list(in_turns(gapped(150, 1))), Judge()
     begun: list[Alarm] = []
     ended: list[Alarm] = []
     for given in samples:
         for alarm in one.feed(given):
             (begun if alarm.ended is None else ended).append(alarm)
-    found = judge(samples)
-    assert found == one.alarms == judge(iter(samples))
+    found = judge(iter(samples))
+    assert list(map(str, found)) == list(map(str, one.alarms))
     assert {alarm.kind for alarm in found} >= {"logits", "logit_growth", "collapsed", "fallen", "diffuse", "nonfinite"}
     assert Counter(map(_begin, begun)) == Counter(map(_begin, found)), "each is told when it begins"
-    assert set(ended) <= {alarm for alarm in found if alarm.ended is not None}
+    assert set(map(str, ended)) <= {str(alarm) for alarm in found if alarm.ended is not None}
 
 
 AFTER = {"ended": None, "worst": None, "worst_step": None, "latest": None, "latest_step": None}
@@ -417,38 +383,34 @@ def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
     assert {alarm.kind for alarm in found} == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_the_worst_and_the_latest_are_named_with_their_steps_and_unit(kind: AlarmKind):
-    alarm = Alarm("a", 0, kind.name, "notice", 13.4, 1.0, "a head 0: it rings", "", 98, 98)
-    unit = f" {kind.unit}" if kind.name in ("falling", "logit_growth", "spread_growth", "drift", "rank_differs") else ""
-    assert with_course(replace(alarm, since=None)) == "a head 0: it rings", "of a scan"
-    same = replace(alarm, worst=13.4, worst_step=98, latest=13.4, latest_step=98)
-    assert with_course(same) == "a head 0: it rings; since step 98"
-    later = replace(same, worst=8.21, worst_step=1000, latest=None, latest_step=1001)
-    assert with_course(later) == (
-        f"a head 0: it rings; since step 98, worst 8.21{unit} at step 1,000, latest –{unit} at step 1,001"
-    )
-    assert with_course(replace(later, ended=1002)).startswith("a head 0: it rings; steps 98 to 1,002, worst 8.21")
+def test_the_worst_and_the_latest_are_named_with_their_steps_and_unit():
+    units = ("falling", "logit_growth", "spread_growth", "drift", "rank_differs")
+    for kind in KINDS.values():
+        alarm = Alarm("a", 0, kind.name, "notice", 13.4, 1.0, "a head 0: it rings", "", 98, 98)
+        unit = f" {kind.unit}" if kind.name in units else ""
+        assert with_course(replace(alarm, since=None)) == "a head 0: it rings", "of a scan"
+        same = replace(alarm, worst=13.4, worst_step=98, latest=13.4, latest_step=98)
+        assert with_course(same) == "a head 0: it rings; since step 98"
+        later = replace(same, worst=8.21, worst_step=1000, latest=None, latest_step=1001)
+        assert with_course(later) == (
+            f"a head 0: it rings; since step 98, worst 8.21{unit} at step 1,000, latest –{unit} at step 1,001"
+        )
+        assert with_course(replace(later, ended=1002)).startswith("a head 0: it rings; steps 98 to 1,002, worst 8.21")
 
 
 def _begin(alarm: Alarm) -> tuple[Any, ...]:
     return alarm.kind, alarm.site, alarm.head, alarm.since
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_sample_that_is_fed_again_takes_the_place_of_the_one_before(seed: int):
-    samples, one = wild(80, seed), Judge()
-    rng = np.random.default_rng(seed)
+def test_a_sample_that_is_fed_again_takes_the_place_of_the_one_before():
+    samples, one = gapped(80, 0), Judge()
+    rng = np.random.default_rng(0)
     for given in samples:
         for _ in range(rng.integers(0, 3)):
             part = replace(given, values=given.values * rng.uniform(0.1, 3, given.values.shape).astype(np.float32))
             one.feed(part if rng.random() < 0.7 else given, again=_ > 0)
-        one.feed(given, again=_fed(one, given))
-    assert one.alarms == judge(samples)
-
-
-def _fed(one: Judge, given: Sample) -> bool:
-    return one.step == given.step
+        one.feed(given, again=one.step == given.step)
+    assert list(map(str, one.alarms)) == list(map(str, judge(samples)))
 
 
 def test_an_alarm_of_a_sample_that_is_fed_again_is_told_once():
@@ -461,16 +423,15 @@ def test_an_alarm_of_a_sample_that_is_fed_again_is_told_once():
     assert one.alarms == ()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_head_is_judged_alike_alone_and_beside_others(seed: int):
+def test_a_head_is_judged_alike_alone_and_beside_others():
     """Where the state of the whole model does not matter: a level of 2 is never beyond, so it never looks untrained."""
     limits = AlarmLimits(diffuse=2.0, layer_fallen=None)
-    samples = wild(120, seed)
+    samples = gapped(120, 0)
     together = judge(samples, limits)
     for one in {label.key: label for given in samples for label in given.sites}.values():
-        alone = [_only(given, one) for given in samples if one in given.sites]
-        mine = list(judge(alone, limits))
-        assert [alarm for alarm in together if alarm.site == one.name and alarm in mine] == mine
+        mine = list(map(str, judge((_only(given, one) for given in samples if one in given.sites), limits)))
+        assert mine
+        assert [text for alarm in together if alarm.site == one.name and (text := str(alarm)) in mine] == mine
 
 
 def _only(given: Sample, one: SiteLabel) -> Sample:
@@ -479,18 +440,14 @@ def _only(given: Sample, one: SiteLabel) -> Sample:
 
 def test_the_memory_does_not_grow_with_the_samples():
     def size(one: Judge) -> int:
-        return sum(
-            array.nbytes
-            for memory in one._memories.values()
-            for array in vars(memory).values()
-            if hasattr(array, "nbytes")
-        )
+        arrays = (array for memory in one._memories.values() for array in vars(memory).values())
+        return sum(array.nbytes for array in arrays if hasattr(array, "nbytes"))
 
-    one, sizes = Judge(), []
+    one, sizes = Judge(), set[int]()
     for given in noise(300, 64):
         one.feed(given)
-        sizes.append(size(one))
-    assert sizes[0] == sizes[-1]
+        sizes.add(size(one))
+    assert len(sizes) == 1
 
 
 def test_other_limits_for_the_same_run_and_for_single_sites():

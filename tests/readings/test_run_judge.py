@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from attemper.readings.judge import Judge
 from attemper.readings.laws import VERSION
 from attemper.readings.run_judge import RunJudge
 from attemper.readings.sample import Sample, Samples
-from tests.support.runs import collapsing, restless, with_gaps
+from tests.support.runs import collapsing, in_turns, restless, with_gaps
 from tests.support.samples import sites
 
 
@@ -37,15 +38,12 @@ def agree(taken: Iterable[Sample], limits: dict[str, Any] | None = None, fewest_
 def compare(one: Judge, all_: RunJudge) -> None:
     assert [str(alarm) for alarm in all_.alarms] == [str(alarm) for alarm in one.alarms]
     assert str(all_.standing) == str(one.standing)
-    assert (all_.step, all_.untrained, all_.held_back, all_.notes) == (
-        one.step,
-        one.untrained,
-        one.held_back,
-        one.notes,
-    )
+    state = attrgetter("step", "untrained", "held_back", "notes")
+    assert state(all_) == state(one)
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow("by default the runs with gaps")
 def test_restless_runs_have_the_same_alarms_of_every_kind(seed: int) -> None:
     one = agree(restless(220, seed))
     assert len(one.alarms) > 100
@@ -54,11 +52,13 @@ def test_restless_runs_have_the_same_alarms_of_every_kind(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.quick("0")
 def test_so_have_runs_with_gaps_infinite_numbers_and_few_rows(seed: int) -> None:
     assert len(agree(with_gaps(restless(220, seed), seed)).alarms) > 100
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.quick("0")
 def test_so_have_runs_that_are_judged_by_limits_of_sites(seed: int) -> None:
     limits = {"logit_growth": 200, "falling": 0.05, "diffuse": None, "logits": float("inf"), "fallen": 0.5,
               "sites": {"layers.1.*": {"drift": 2, "layer_fallen": 0.6, "logits": 40}}}  # fmt: skip
@@ -79,18 +79,11 @@ def test_so_has_a_run_that_collapses_and_one_that_looks_untrained() -> None:
 
 
 @pytest.mark.parametrize("apart", [1, 3])
+@pytest.mark.quick("3")
 def test_so_has_a_run_that_goes_back_and_steps_with_two_passes(apart: int) -> None:
-    taken = [replace(one, step=one.step // 6 * apart) for one in restless(200, 3)]
-    assert agree([*taken[:120], *taken[70:]]).alarms
-
-    def passes() -> Iterator[Sample]:
-        for place, one in enumerate(taken):
-            yield one
-            if place % 3 == 0:
-                mode = "eval" if place % 2 else "train"
-                yield replace(one, sites=sites(2, 3, mode), values=one.values * np.float32(0.9))
-
-    assert agree(passes()).alarms
+    taken = [replace(one, step=one.step // 6 * apart) for one in restless(130, 3)]
+    assert agree([*taken[:100], *taken[60:]]).alarms
+    assert agree(in_turns(taken)).alarms
 
 
 def test_so_has_a_run_whose_sites_come_later_and_have_other_heads_and_calls() -> None:
@@ -155,9 +148,10 @@ def test_an_alarm_goes_on_where_its_layer_falls_while_its_head_has_too_few_rows(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_judge_that_was_kept_goes_on_as_the_one_that_saw_the_samples(seed: int) -> None:
+@pytest.mark.quick("0")
+def test_a_judge_that_was_kept_goes_on_as_the_one_that_saw_the_samples(seed: int, full_size: bool) -> None:
     taken = list(with_gaps(restless(330, seed), seed))
-    for cut in (1, 2, 7, 100, 329):
+    for cut in (1, 2, 7, 100, 329) if full_size else (7, 100):
         seen, found = RunJudge(), RunJudge()
         seen.feed_all(map(Samples.of, taken[:cut]))
         assert found.restore(dict.fromkeys(one.sites for one in taken[:cut]), seen.to_bytes())
@@ -178,11 +172,12 @@ def test_more_alarms_than_are_kept_are_kept_as_the_latest(monkeypatch: pytest.Mo
     assert len(found.alarms) >= 20
 
 
-def test_no_bytes_make_a_judge_raise_anything() -> None:
+def test_no_bytes_make_a_judge_raise_anything(full_size: bool) -> None:
     seen, draw = RunJudge(), random.Random(0)
     seen.feed_all(map(Samples.of, restless(150, 2)))
     numbers = zlib.decompress(seen.to_bytes())
-    for _ in range(60):
+    more = list(map(Samples.of, islice(restless(60, 3), 30, None)))
+    for _ in range(60 if full_size else 20):
         changed = bytearray(numbers)
         place, many = 8 * draw.randrange(len(numbers) // 8), 8 * draw.randint(1, 40)
         other = draw.choice((-1, 2**62, float("nan"), float("inf"), -1.5))
@@ -190,7 +185,7 @@ def test_no_bytes_make_a_judge_raise_anything() -> None:
         found = RunJudge()
         if found.restore([sites(2, 3)], zlib.compress(bytes(changed))):
             assert isinstance(found.alarms, tuple)
-            found.feed_all(map(Samples.of, islice(restless(60, 3), 30, None)))
+            found.feed_all(more)
             assert found.notes is not None
 
 

@@ -1,4 +1,4 @@
-"""A scan as an object: its document, and its table for pandas."""
+"""A scan as an object: its document, its table for pandas, its table in a terminal and what tells its sites apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import pytest
 import torch
 
 import attemper
+from attemper import Scan
 from attemper.errors import InputError, MissingExtraError
+from attemper.readings.stacks import Stack
+from tests.report import readings
 from tests.sites.own_models import Own
 
 
@@ -101,3 +104,38 @@ changes.to_html({str(tmp_path / "changes.html")!r})
 assert not {{"torch", "numpy"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_tables_say_since_when_an_alarm_stands_and_count_layers_as_layers():
+    alarms = (
+        readings.alarm("layer_fallen", "warning", "layers.0", None, 0.01, step=30, since=30),
+        readings.alarm("fallen", "warning", "layers.1", 2, 0.01, step=40, since=40),
+        readings.alarm("fallen", "warning", "layers.1", 3, 0.01, step=20, since=20),
+        readings.alarm("diffuse", "notice", "layers.1", 0, 0.99, step=40, since=40),
+        readings.alarm("logits", "warning", "layers.1", 0, 200.0),
+    )
+    lines = str(Scan(readings.reading(readings.site("layers.0"), alarms=alarms), None)).splitlines()
+    assert [line for line in lines if line.startswith(("warning", "notice"))] == [
+        "warning layer_fallen: 1 layer, since step 30",
+        "warning fallen: 2 heads, since step 20",
+        "warning logits: 1 head",
+        "notice diffuse: 1 head, since step 40",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "column", "labels"),
+    [
+        (("layers.3.attn", "layers.7.attn"), "layer", ("3", "7")),
+        (("stages.0.blocks.0", "stages.0.blocks.1"), "site", ("0.0", "0.1")),
+        (("tap", "tap#2"), "site", ("–", "#2")),
+        (("layers.0.attn", "layers.0.attn#2"), "site", ("0", "0#2")),
+        (("left", "right"), "site", ("0", "1")),
+    ],
+)
+def test_a_column_is_called_layer_only_where_it_has_layers(
+    names: tuple[str, ...], column: str, labels: tuple[str, ...]
+):
+    stack = Stack("*", "self", "eval", tuple(map(readings.site, names)), (0, 1))
+    assert stack.column == column
+    assert stack.labels == labels

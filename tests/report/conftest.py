@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from html import unescape
@@ -37,6 +39,21 @@ def shown_text(html: str) -> str:
     """What a page shows without scripts: its markup before the data, without tags."""
     body = html.partition("<body>")[2].partition('<script type="application/json"')[0]
     return " ".join(unescape(re.sub(r"<[^>]*>", "", body)).split())
+
+
+def check_policy(html: str, inline: int) -> str:
+    """The policy of a page, after it was seen to allow its so many scripts and styles and nothing else."""
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    assert found
+    policy = found.group(1).replace("&#39;", "'")
+    own = re.findall(r"<(?:style|script)>(.*?)</(?:style|script)>", html, re.DOTALL)
+    assert len(own) == inline
+    for text in own:
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    return policy
 
 
 Open = Callable[..., "Page"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html as markup
 import re
 from dataclasses import replace
@@ -17,7 +15,7 @@ from attemper.report.comparison import MOST_ROWS, comparison_page
 from attemper.results.comparison import STATISTICS, Comparison
 from attemper.text import clean
 from tests.report import readings
-from tests.report.conftest import Open, shown_text
+from tests.report.conftest import Open, check_policy, shown_text
 
 
 def changed(before: Reading, number: int, **values: float | None) -> Reading:
@@ -70,15 +68,7 @@ def test_names_and_the_summary_are_escaped():
 
 def test_the_policy_allows_its_script_and_its_style_and_nothing_else():
     html = page_of(sharpened())
-    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
-    assert found
-    policy = found.group(1).replace("&#39;", "'")
-    inline = [*re.findall(r"<style>(.*?)</style>", html, re.DOTALL), *re.findall(r"<script>(.*?)</script>", html, re.S)]
-    assert len(inline) == 2
-    for text in inline:
-        assert f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" in policy
-    assert policy.startswith("default-src 'none'; ")
-    assert "unsafe" not in policy
+    check_policy(html, inline=2)
     assert " style=" not in html
     assert not re.search(r'\b(src|href)="(?!#|data:,)', html)
 
@@ -108,6 +98,7 @@ def test_sites_of_one_side_only_are_listed():
 
 
 @pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.quick("390")
 def test_a_click_on_a_statistic_sorts_by_its_change_and_nothing_is_wider_than_the_window(open_page: Open, width: int):
     page = open_page(sharpened(), width=width)
     first = "() => document.querySelector('#heads tbody tr').cells[2].textContent"

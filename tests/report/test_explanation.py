@@ -13,7 +13,8 @@ import attemper
 from attemper.fingerprints.explain import ORDER
 from attemper.fingerprints.explanation import HARMLESS, TRANSFORMS
 from attemper.fingerprints.levels import STAGES, levels
-from attemper.report.explanation import MOST_SITES, explanation_page, write_explanation
+from attemper.report import explanation
+from attemper.report.explanation import explanation_page, write_explanation
 from attemper.report.texts import texts
 from tests.report.conftest import Open
 from tests.support.engine_faults import FAULTS
@@ -61,15 +62,16 @@ def test_two_same_runs_are_no_fault(pair: Pair):
     assert not re.search(r'<td class="\w* first">', html)
 
 
-def test_names_are_escaped_and_long_models_are_cut(pair: Pair):
+def test_names_are_escaped_and_long_models_are_cut(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(explanation, "MOST_SITES", 2)
     a, b = pair
     hostile = "<script>alert(1)</script>"
-    sites = tuple(replace(a.sites[0], name=f"{hostile}{number}") for number in range(MOST_SITES + 1))
+    sites = tuple(replace(a.sites[0], name=f"{hostile}{number}") for number in range(3))
     one, other = (replace(part, sites=sites, skipped={hostile: hostile}) for part in (a, b))
     html = page((one, other))
     assert hostile not in html
     assert "right <b>" not in html
-    assert f"The first 1,000 of {MOST_SITES + 1:,} are listed." in html
+    assert "The first 2 of 3 are listed." in html
 
 
 def test_the_page_speaks_chinese_and_is_no_wider_than_the_window(pair: Pair, open_page: Open):
@@ -83,7 +85,8 @@ def test_the_page_speaks_chinese_and_is_no_wider_than_the_window(pair: Pair, ope
 
 def test_every_kind_and_stage_has_words():
     said = {key.rpartition(".")[2] for key in texts("en") if key.startswith("explained.said.")}
-    sizes = {fault.kind for fault in FAULTS for size in fault.sizes if fault.value(tiny("llama"), size) is not None}
+    llama = tiny("llama")
+    sizes = {fault.kind for fault in FAULTS for size in fault.sizes if fault.value(llama, size) is not None}
     assert said == {*sizes, "causality", "rounding", "rounded"}
     kinds = {*HARMLESS, *TRANSFORMS, *(fault.kind for fault in FAULTS), "scores", "output"}
     assert {f"explained.kind.{kind}" for kind in kinds} == {key for key in texts("en") if "explained.kind." in key}

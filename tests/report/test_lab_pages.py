@@ -98,6 +98,7 @@ def test_scaling_computes_what_the_lab_computes(open_page: Open, rows: torch.Ten
     assert curves(page, "weights")[1] == pytest.approx(ordered.tolist(), rel=CLOSE)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_saturation_computes_what_the_lab_computes(open_page: Open, rows: torch.Tensor) -> None:
     page = open_page(pages.page("saturation"))
     move(page, "d", 4)
@@ -123,11 +124,7 @@ def test_saturation_computes_what_the_lab_computes(open_page: Open, rows: torch.
     def norm(of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[float], float]:
         return lambda spread: float(of(*saturation.jacobian_norms(rows * spread)))
 
-    agree(
-        page,
-        "norms",
-        [norm(lambda f, _: f.mean()), norm(lambda _, s: s.mean()), norm(lambda _, s: s.median())],
-    )
+    agree(page, "norms", [norm(lambda f, _: f.mean()), norm(lambda _, s: s.mean()), norm(lambda _, s: s.median())])
     _, exact, rounded = curves(page, "gap")
     gradients = [float(saturation.gradient_of_first(torch.tensor([g, 0.0]).double())[0][0]) for g in range(31)]
     assert exact == pytest.approx(gradients, rel=CLOSE)
@@ -175,6 +172,7 @@ def test_temperature_computes_what_the_lab_computes(open_page: Open, rows: torch
         assert curve == pytest.approx([slope_at(kind)(T) for T in temperature.CURVE], rel=CLOSE, abs=1e-12)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_entropy_computes_what_the_lab_computes(open_page: Open) -> None:
     page = open_page(pages.page("entropy"))
     choose(page, "shape", "1/rank")
@@ -279,12 +277,12 @@ def test_what_moves_is_heard(open_page: Open) -> None:
     assert page.locator("svg[role=img]").evaluate_all("(all) => all.every((one) => one.getAttribute('aria-label'))")
 
 
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_every_text_is_there_in_both_languages_with_the_same_blanks(name: str) -> None:
-    for key, said in pages.texts(name).items():
-        blanks = [sorted(re.findall(r"\{(\w+)\}", said[language])) for language in ("en", "zh")]
-        assert blanks[0] == blanks[1], key
-        assert all(said.values()), key
+def test_every_text_is_there_in_both_languages_with_the_same_blanks() -> None:
+    for name in pages.PAGES:
+        for key, said in pages.texts(name).items():
+            blanks = [sorted(re.findall(r"\{(\w+)\}", said[language])) for language in ("en", "zh")]
+            assert blanks[0] == blanks[1], key
+            assert all(said.values()), key
 
 
 def test_a_page_is_small_and_the_same_for_the_same_seed() -> None:

@@ -82,15 +82,8 @@ def test_the_picture_says_where_the_weight_of_a_query_goes(open_page: Open) -> N
     assert "此图含有文本" in page.inner_text("#picture")
 
 
-def test_hostile_tokens_are_shown_as_text(open_page: Open) -> None:
-    page = open_page(readings.reading(readings.site("layer.0")), patterns=[causal(tuple(readings.HOSTILE), head=0)])
-    page.locator("#picture-keys .token").first.wait_for()
-    assert page.locator("#picture-keys .token").count() == len(readings.HOSTILE)
-    assert page.locator("img, svg, iframe, main script").count() == 0
-    assert "\u202e" not in page.content()
-
-
 @pytest.mark.parametrize(("option", "has_text"), [((), True), (("--no-text",), False)])
+@pytest.mark.quick("False")
 def test_no_text_leaves_the_picture_out(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -49,20 +49,14 @@ def test_the_slider_moves_the_map_the_numbers_and_the_alarms(open_page: Open, ru
     page = ready(open_page(run))
     assert page.text_content("#step") == "step 249, the last sample"
     fallen = colour(page, 1, 1)
-    assert (
-        len(
-            page.evaluate(
-                "echarts.getInstanceByDom(document.querySelector('.map .drawing')).getOption().series[1].data"
-            )
-        )
-        == 3
-    )
+    assert len(marked(page)) == 3
     slide(page, 120)
     assert page.text_content("#step") == "step 120"
     assert colour(page, 1, 1) != fallen
     assert marked(page) == [[0, 0]], "the logits of head 0 of layer 0 were large then, and nothing else"
     assert page.text_content("#numbers-at") == "Numbers at step 120"
     assert float(numbers(page)["Normalised entropy"]) == pytest.approx(0.6, abs=0.05)
+    slide(page, 235)
     page.click("#play")
     assert page.text_content("#play") == "Pause"
     page.locator("#step", has_text="the last sample").wait_for()
@@ -107,7 +101,9 @@ def test_the_keyboard_alone_suffices_and_every_stop_is_seen_and_named(open_page:
     assert page.text_content("#step") == "step 0"
 
 
-def test_a_click_and_the_keyboard_open_the_history_of_a_head(open_page: Open, run: Run) -> None:
+def test_a_click_and_the_keyboard_open_the_history_of_a_head_and_the_pointer_tells_a_value(
+    open_page: Open, run: Run
+) -> None:
     page = ready(open_page(run))
     assert page.text_content("#panel-title") == "Layer 1, head 0", "the worst alarm's"
     box = page.locator(BOX)
@@ -115,6 +111,9 @@ def test_a_click_and_the_keyboard_open_the_history_of_a_head(open_page: Open, ru
     box.click(position={"x": 500, "y": 20})
     assert page.text_content("#panel-title") == "Layer 0, head 2"
     assert colours(page, "#history") > 5
+    box.hover(position={"x": 60, "y": 20})
+    assert "layer 0, all heads" in (page.text_content("#tip") or "")
+    assert "mean 0.59" in (page.text_content("#tip") or "")
     assert "from 0." in (page.get_attribute("#history", "aria-label") or "")
     box.focus()
     for key in ("Home", "ArrowDown", "ArrowRight", "ArrowRight"):
@@ -123,15 +122,6 @@ def test_a_click_and_the_keyboard_open_the_history_of_a_head(open_page: Open, ru
     page.keyboard.press("Enter")
     assert page.text_content("#panel-title") == "Layer 1, head 1"
     assert "since step 219" in (page.text_content("#panel-alarms") or "")
-
-
-def test_the_pointer_tells_the_step_and_the_value(open_page: Open, run: Run) -> None:
-    page = ready(open_page(run))
-    box = page.locator(BOX)
-    box.scroll_into_view_if_needed()
-    box.hover(position={"x": 60, "y": 20})
-    assert "layer 0, all heads" in (page.text_content("#tip") or "")
-    assert "mean 0.59" in (page.text_content("#tip") or "")
 
 
 def test_language_and_theme_switch_everything(open_page: Open, run: Run) -> None:
@@ -152,6 +142,7 @@ def test_language_and_theme_switch_everything(open_page: Open, run: Run) -> None
     assert page.get_attribute("html", "data-theme") == "light"
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_drawn_history_is_saved_with_its_resolution(open_page: Open, run: Run, tmp_path: Path) -> None:
     page = ready(open_page(run, offline=True))
     with page.expect_download() as waiting:

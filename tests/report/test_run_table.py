@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 from torch import nn
 
 import attemper
-from attemper.readings.alarms import ALARMS, AlarmKind
+from attemper.readings.alarms import ALARMS
 from attemper.readings.reading import Alarm
 from attemper.report import texts
 from attemper.report.run_table import table
@@ -74,12 +75,11 @@ def test_what_is_in_no_ordinary_run_is_chinese_too(found: Overview) -> None:
         assert english(drawn(Overview(**(vars(found) | one)), "zh"), "Linear", "`with attemper.watch(model)`") == set()
 
 
-@pytest.mark.parametrize("kind", ALARMS, ids=lambda kind: kind.name)
-def test_an_alarm_of_every_kind_is_one_chinese_line(kind: AlarmKind) -> None:
+def test_an_alarm_of_every_kind_is_one_chinese_line() -> None:
     figures = {"now": 0.5, "before": 1.0, "total": 4.0}
-    head = None if kind.whole else 2
     history = {"step": 4, "since": 4, "worst": 0.4, "worst_step": 8, "latest": 0.3, "latest_step": 9}
-    for ended in (None, 12):
+    for kind, ended in product(ALARMS, (None, 12)):
+        head = None if kind.whole else 2
         alarm = kind.alarm("layers.0.attn", head, 0.5, 1.0, (0.25, 2), figures, ended=ended, **history)
         line = texts.alarm_line(alarm, "zh")
         assert english(line) == set(), line
@@ -98,10 +98,10 @@ def filled(key: str) -> Iterator[str]:
         yield re.sub(r"\{(\w+)\}", lambda place: FILLINGS.get(place[1], "12"), one)
 
 
-@pytest.mark.parametrize("key", [*texts.NOTES, *texts.REMARKS])
-def test_notes_and_remarks_are_recognised_and_chinese(key: str) -> None:
-    for said in filled(key):
-        assert english(texts.say(texts.note(said), "zh")) == set()
+def test_notes_and_remarks_are_recognised_and_chinese() -> None:
+    for key in (*texts.NOTES, *texts.REMARKS):
+        for said in filled(key):
+            assert english(texts.say(texts.note(said), "zh")) == set()
 
 
 def test_a_run_whose_watch_saw_nothing_says_why_in_chinese(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_a_run_whose_watch_saw_nothing_says_why_in_chinese(tmp_path: Path) -> No
     assert english(said, "Linear") == set()
 
 
-@pytest.mark.parametrize("key", texts.REASONS[1:])
-def test_reasons_of_skipped_modules_are_recognised_and_are_no_english_sentence(key: str) -> None:
-    for said in filled(key):
-        found = texts.reason(said)
-        assert isinstance(found, texts.Message), said
-        assert texts.say(found, "zh") != said
+def test_reasons_of_skipped_modules_are_recognised_and_are_no_english_sentence() -> None:
+    for key in texts.REASONS[1:]:
+        for said in filled(key):
+            found = texts.reason(said)
+            assert isinstance(found, texts.Message), said
+            assert texts.say(found, "zh") != said

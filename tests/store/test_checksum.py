@@ -6,7 +6,7 @@ import random
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from tests.support.samples import sample, sites
 RUNS = {
     "short": (range(40), None),
     "resumed": ([*range(300), *range(250, 380)], None),
-    "long": (range(1100), None),
     "thinned": (range(1100), 60_000),
 }
 """Name -> steps and the room that it may take."""
@@ -45,14 +44,20 @@ def write(path: Path, steps: Iterable[int], room: int | None = None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The file of a run of this name, written when it is first asked for."""
     folder = tmp_path_factory.mktemp("runs")
-    return {kind: write(folder / f"{kind}.sqlite", *of) for kind, of in RUNS.items()}
+
+    def of(kind: str) -> Path:
+        path = folder / f"{kind}.sqlite"
+        return path if path.exists() else write(path, *RUNS[kind])
+
+    return of
 
 
 @pytest.fixture
-def long(runs, tmp_path) -> Path:
-    return Path(shutil.copy(runs["long"], tmp_path / "fragment-0.sqlite"))
+def run(runs, tmp_path) -> Path:
+    return Path(shutil.copy(runs("resumed"), tmp_path / "fragment-0.sqlite"))
 
 
 def shown(path: Path) -> dict[str, Any]:
@@ -77,8 +82,9 @@ def everything(run: attemper.types.Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.quick("short", "resumed")
 def test_no_flipped_bit_changes_what_a_run_shows_without_an_error(runs, kind, request):
-    path = runs[kind]
+    path = runs(kind)
     whole_file, expected = path.read_bytes(), shown(path)
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}, {kind}, {len(whole_file):,} bytes")
@@ -102,12 +108,13 @@ def test_no_flipped_bit_changes_what_a_run_shows_without_an_error(runs, kind, re
 
 
 @pytest.mark.parametrize("table", ["sample", "hot", "chunk", "cold", "pyramid", *WHOLE])
-def test_a_row_that_is_gone_is_an_error(long, table):
-    with sqlite3.connect(long) as connection:
+@pytest.mark.quick("hot", "cold", "about", "site")
+def test_a_row_that_is_gone_is_an_error(run, table):
+    with sqlite3.connect(run) as connection:
         connection.execute(f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})")
     connection.close()
     with pytest.raises(InputError, match="its file is damaged"):
-        shown(long)
+        shown(run)
 
 
 @pytest.mark.parametrize(
@@ -127,15 +134,16 @@ def test_a_row_that_is_gone_is_an_error(long, table):
         ("lost", "samples = samples + 1"),
     ],
 )
-def test_a_row_that_was_changed_is_an_error_each_time_it_is_asked_for(long, table, change):
-    with sqlite3.connect(long) as connection:
+@pytest.mark.quick("cold", "pyramid", "segment", "lost")
+def test_a_row_that_was_changed_is_an_error_each_time_it_is_asked_for(run, table, change):
+    with sqlite3.connect(run) as connection:
         last = f"(SELECT max(rowid) FROM {table})"
         connection.execute(f"UPDATE {table} SET {change} WHERE rowid = {last}")
     connection.close()
-    with attemper.open(long) as run:
+    with attemper.open(run) as opened:
         for _ in range(2):
             with pytest.raises(InputError, match="its file is damaged"):
-                everything(run)
+                everything(opened)
 
 
 def test_summaries_have_checksums_too(tmp_path):
@@ -178,10 +186,10 @@ def earlier(path: Path, to: Path) -> Path:
     return to
 
 
-def test_a_file_of_an_earlier_version_is_read_without_and_says_so(long, tmp_path):
-    old = earlier(long, tmp_path / "fragment-1.sqlite")
+def test_a_file_of_an_earlier_version_is_read_without_and_says_so(run, tmp_path):
+    old = earlier(run, tmp_path / "fragment-1.sqlite")
     before = old.read_bytes()
-    now, then = shown(long), shown(old)
+    now, then = shown(run), shown(old)
     assert UNCHECKED in then["facts"][-1]
     assert UNCHECKED not in now["facts"][-1]
     assert {**now, "facts": None} == {**then, "facts": None}
@@ -213,7 +221,7 @@ def test_a_small_table_that_was_emptied_is_an_error(tmp_path):
     connection.close()
 
 
-def test_every_flipped_bit_of_a_part_is_seen():
+def test_a_flipped_bit_of_any_byte_of_a_part_is_seen():
     data = b"PAR1 numbers" + parts.CHECKSUM + b"00000000 more PAR1"
     good = parts.with_checksum(data)
     parts.check_bytes(good)
@@ -221,9 +229,9 @@ def test_every_flipped_bit_of_a_part_is_seen():
     parts.check_bytes(old)
     assert parts.with_checksum(old) == old
     mark = good.index(parts.CHECKSUM)
-    for bit in range(8 * len(good)):
+    for place in range(len(good)):
         changed = bytearray(good)
-        changed[bit // 8] ^= 1 << bit % 8
-        if not mark <= bit // 8 < mark + len(parts.CHECKSUM):  # without its mark it is as one of an earlier version
+        changed[place] ^= 1 << place % 8
+        if not mark <= place < mark + len(parts.CHECKSUM):  # without its mark it is as one of an earlier version
             with pytest.raises(InputError, match="its bytes do not fit their checksum"):
                 parts.check_bytes(bytes(changed))

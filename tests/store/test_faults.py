@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
     """Short forms of all faults, from a process without torch."""
-    command = [sys.executable, "-m", "tests.support.faults", "--kills", "6", "--many", "120"]
+    command = [sys.executable, "-m", "tests.support.faults", "--kills", "4", "--many", "60"]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, timeout=120
@@ -50,7 +50,7 @@ def outcomes() -> dict[str, Outcome]:
         ),
         ("two writers", "two_writers cannot be stored: another watch is writing to it", False, True),
         ("locks refused at the start", "cannot be stored: database is locked", False, True),
-        ("locks refused for a while", "trouble at step 60: database is locked", True, False),
+        ("locks refused for a while", "trouble at step 30: database is locked", True, False),
     ],
 )
 def test_training_goes_on_with_one_warning_and_what_is_lost_is_counted(outcomes, fault, message, written, dropped):
@@ -66,20 +66,20 @@ def test_training_goes_on_with_one_warning_and_what_is_lost_is_counted(outcomes,
 
 
 def test_a_disk_that_is_full_from_start_to_end_leaves_word_of_what_is_lost_and_no_half_of_a_file(outcomes):
-    assert outcomes["disk full from start to end"].note == "fragment-0.lost-120"
+    assert outcomes["disk full from start to end"].note == "fragment-0.lost-60"
 
 
 def test_a_process_that_is_killed_at_a_random_moment_loses_no_acknowledged_sample(outcomes):
     outcome = outcomes["killed at random"]
     assert outcome.went_on, outcome.note
-    assert outcome.note == "6 of 6 files open, 0 acknowledged samples lost"
+    assert outcome.note == "4 of 4 files open, 0 acknowledged samples lost"
     assert outcome.written
 
 
 def test_a_fork_takes_nothing_and_leaves_the_file_to_its_parent(outcomes):
     outcome = outcomes["fork"]
     assert outcome.went_on, outcome.note
-    assert (outcome.written, outcome.read, outcome.warnings) == (120, 120, [])
+    assert (outcome.written, outcome.read, outcome.warnings) == (60, 60, [])
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGHUP", "SIGINT"])

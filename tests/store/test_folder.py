@@ -23,47 +23,11 @@ def refused(path: Path) -> str:
     return str(error.value)
 
 
-def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    written(tmp_path / "a", samples(3))
-    file = tmp_path / "a" / "fragment-0.sqlite"
-    with sqlite3.connect(file) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    before = file.read_bytes()
-    assert "was written by a newer attemper" in refused(tmp_path / "a")
-    assert file.read_bytes() == before
-
-
-@pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\x00" * 4000])
-def test_a_file_that_is_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "fragment-0.sqlite"
-    file.write_bytes(content)
-    assert "fragment-0.sqlite is not a file of an attemper run" in refused(tmp_path)
-    assert file.read_bytes() == content
-
-
-def test_a_file_without_anything_in_it_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "fragment-0.sqlite").write_bytes(b"")
-    assert "fragment-0.sqlite is empty" in refused(tmp_path)
-
-
 def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "trackio.db")
     connection.execute("CREATE TABLE metrics (a)")
     connection.close()
     assert "trackio.db is not a file of an attemper run" in refused(tmp_path / "trackio.db")
-
-
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
-def test_a_truncated_file_is_one_clear_line_whatever_is_asked(tmp_path: Path, share: float) -> None:
-    written(tmp_path / "a", samples(300))
-    file = tmp_path / "a" / "fragment-0.sqlite"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(
-        InputError, match=r"fragment-0.sqlite is a file of an attemper run, but damaged|cannot be read"
-    ) as error:
-        open_run(tmp_path / "a").history("entropy")
-    assert "\n" not in str(error.value)
 
 
 def test_a_damaged_fragment_is_told_and_the_others_are_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from attemper.store import pyramid
 from attemper.store.checksum import get
 from attemper.store.chunk import round_bits, unpack
 from attemper.store.compaction import CHUNK, layouts
-from attemper.store.fragment import Fragment
+from attemper.store.fragment import Fragment, replay
 from tests.support.samples import NAMES, sample, samples, sites, values
 
 
@@ -62,8 +62,9 @@ def assert_holds(fragment: Fragment, taken: list[Sample], bits: int | None = 15)
             assert np.array_equal(found[pair][number], heads, equal_nan=True), (pair, number)
 
 
-@pytest.mark.parametrize("many", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7])
-@pytest.mark.parametrize("bits", [15, None, 8, 23])
+@pytest.mark.parametrize(
+    ("many", "bits"), [(1, 15), (CHUNK - 1, None), (CHUNK, 8), (CHUNK + 1, 23), (2 * CHUNK + 7, 15), (CHUNK + 9, None)]
+)
 def test_every_number_is_read_back_with_its_bits_and_counts_with_all(tmp_path, many, bits):
     taken = list(samples(many))
     fragment = written(tmp_path / "f.sqlite", taken, bits=bits)
@@ -206,20 +207,6 @@ def test_every_level_of_the_pyramid_has_the_blocks_of_its_samples(chunks):
     fragment.close()
 
 
-def test_a_site_that_comes_late_or_goes_leaves_blocks_without_samples(tmp_path):
-    both, one = sites(2), sites(1)
-    taken = [sample(step, both if 640 <= step < 1300 else one) for step in range(2048)]
-    fragment = written(tmp_path / "f.sqlite", taken)
-    found = pyramid_of(fragment, 5, "max_logit", 2)
-    counts = {first: block[pyramid.COUNT, 0] for first, block in found.items() if block[pyramid.COUNT, 0]}
-    assert sum(counts.values()) == 660
-    assert min(counts) == 640
-    above = pyramid_of(fragment, 7, "max_logit", 2)
-    assert sum(block[pyramid.COUNT, 0] for block in above.values()) == 660
-    assert np.isnan(above[0][:3]).all()
-    fragment.close()
-
-
 # --- room ---
 
 
@@ -252,6 +239,7 @@ def test_a_run_is_thinned_with_age_and_says_so(tmp_path, caplog):
     assert (tmp_path / "f.sqlite").stat().st_size < most
 
 
+@pytest.mark.slow("takes many seconds")
 def test_evaluations_between_are_thinned_like_the_others():
     evaluation = sites(1, 2, "eval")
     taken = [sample(step, evaluation if step % 4 == 3 else None) for step in range(16 * CHUNK)]
@@ -285,14 +273,6 @@ def test_what_went_stays_in_the_pyramid_until_its_blocks_are_shorter_than_the_ga
         for block in range(first, first + spans[first], 128)
     )
     fragment.close()
-
-
-def test_a_history_in_memory_is_the_same(tmp_path):
-    taken = list(samples(2 * CHUNK + 9))
-    fragment = written(None, taken)
-    assert_holds(fragment, taken)
-    fragment.close()
-    assert fragment.tables().rows("SELECT count(*) FROM sample") == [(len(taken),)]
 
 
 def test_a_closed_file_is_one_file_without_free_room(tmp_path):
@@ -392,3 +372,31 @@ def test_a_file_that_was_removed_is_told_at_the_next_sample(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"f.sqlite is gone: it was moved or deleted while it was written to"):
         fragment.append(sample(2))
     fragment.close()
+
+
+def test_samples_between_two_numbers_are_those_that_were_taken():
+    evaluation = sites(1, 2, "eval")
+    taken = [sample(step, evaluation if step % 5 == 2 else None, NAMES[: 3 + step % 2]) for step in range(3 * CHUNK)]
+    fragment = Fragment(None, bits=None)
+    for one in taken:
+        fragment.append(one)
+        if one.step < 2 * CHUNK:
+            fragment.fold()
+    for first, last in ((0, 10_000), (100, 140), (128, 255), (300, 300), (400, 500)):
+        found = list(replay(fragment.tables(), first, last))
+        for one, expected in zip(found, taken[first : last + 1], strict=True):
+            assert (one.step, one.time, one.tokens) == (expected.step, expected.time, expected.tokens)
+            assert (one.sites, one.quantities) == (expected.sites, expected.quantities)
+            assert np.array_equal(one.values, expected.values)
+
+
+@pytest.mark.slow("takes many seconds")
+def test_of_a_thinned_run_those_that_are_left_come_back():
+    fragment = Fragment(None, bits=None, max_bytes=120_000)
+    for step in range(12 * CHUNK):
+        fragment.append(sample(step))
+        fragment.fold()
+    found = list(replay(fragment.tables(), 0, 10_000))
+    assert CHUNK < len(found) < 12 * CHUNK
+    for one in found:
+        assert np.array_equal(one.values, sample(one.step).values)

@@ -1,4 +1,4 @@
-"""What ``attemper.Store`` refuses and keeps."""
+"""What ``attemper.Store`` refuses and keeps: no folder of the machine, and whether a run is of the model of now."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 
 import attemper
+from attemper.readings.sample import SiteLabel
+from attemper.store.fragment import Fragment
+from attemper.store.opening import Earlier
+from attemper.store.store import sentence
+from tests.support.samples import sample, sites
 
 
 def test_a_path_is_enough_and_the_rest_has_defaults():
@@ -37,3 +42,75 @@ def test_a_path_is_enough_and_the_rest_has_defaults():
 def test_what_has_no_meaning_is_refused(options, message):
     with pytest.raises(attemper.InputError, match=message):
         attemper.Store(**options)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("cannot read /home/ada/models/tiny.bin: no such file", "cannot read tiny.bin: no such file"),
+        ("cannot read '/home/ada lovelace/models/tiny.bin'", "cannot read 'tiny.bin'"),
+        (r"cannot read C:\Users\ada\tiny.bin (or ~/models/other)", "cannot read tiny.bin (or other)"),
+        ("see file:///home/ada/x and ~ada/y", "see x and y"),
+        ("1/2 of and/or at s3://bucket/run, or / alone", "1/2 of and/or at s3://bucket/run, or / alone"),
+    ],
+)
+def test_a_sentence_keeps_of_absolute_paths_the_last_name(text, kept):
+    assert sentence(text) == kept
+
+
+def test_reasons_why_a_site_is_not_read_and_why_samples_are_lost_hold_no_folder():
+    fragment = Fragment(None)
+    fragment.cover({("a", "self", "train"): "'/home/ada/x.py' is compiled", ("b", "self", "train"): None})
+    fragment.lose(3, 7, "[Errno 28] No space left on device: '/home/ada/runs/a'")
+    tables = fragment.tables()
+    assert tables.rows("SELECT reason FROM coverage ORDER BY name") == [("'x.py' is compiled",), (None,)]
+    assert tables.rows("SELECT reason FROM lost") == [("[Errno 28] No space left on device: 'a'",)]
+
+
+MODULES = {"layers.0.attn", "layers.1.attn", "layers.2.attn"}
+
+
+def earlier(**about: object) -> Earlier:
+    """Of a run of two sites with three heads each, in which a third one was expected."""
+    fragment = Fragment(None)
+    fragment.append(sample(9))
+    fragment.describe({"model": "Tiny", **about})
+    fragment.cover({("layers.2.attn", "self", "train"): "not seen"})
+    return Earlier.of(fragment.tables(), 9)
+
+
+def label(name: str, heads: int = 3, mode: str = "train") -> SiteLabel:
+    return SiteLabel(name, "self", mode, 0, "full", "softmax", heads)
+
+
+@pytest.mark.parametrize(
+    "seen", [sites(), sites(1), sites(2, mode="eval"), sites(3), (label("layers.0.attn"), label("layers.0.attn#2"))]
+)
+def test_other_modes_fewer_sites_and_one_that_was_expected_are_of_the_same_model(seen):
+    assert earlier().is_of("Tiny", seen, MODULES)
+
+
+@pytest.mark.parametrize(
+    ("model", "seen", "modules"),
+    [
+        ("Other", sites(), MODULES),
+        ("Tiny", sites(2, heads=4), MODULES),
+        ("Tiny", sites(4), MODULES | {"layers.3.attn"}),
+        ("Tiny", sites(1), {"layers.0.attn"}),
+        ("Tiny", (label("blocks.0"),), {"blocks.0"}),
+    ],
+)
+def test_another_class_other_heads_and_other_sites_are_another_model(model, seen, modules):
+    assert not earlier().is_of(model, seen, modules)
+
+
+def test_a_run_that_watched_only_some_sites_may_go_on_with_more():
+    assert earlier(sites=["layers.0"]).is_of("Tiny", sites(4), MODULES | {"layers.3.attn"})
+    assert earlier(sites=["layers.0"]).is_of("Tiny", sites(1), MODULES)
+
+
+def test_the_warning_says_what_stood_there_and_what_to_do():
+    said = earlier().difference("Other", sites(1), MODULES, 0) or ""
+    assert said.startswith(" holds a run of another model: Tiny with 2 sites and 6 heads, up to step 9. ")
+    assert "This one is of Other with 1 site and 3 heads." in said
+    assert "Give each run a folder of its own" in said

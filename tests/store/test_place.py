@@ -1,8 +1,10 @@
-"""Where the live file lies: in its folder, or in the temporary folder, and what is told then."""
+"""Where the live file lies, by the type of its file system, and folders and object stores that take files whole."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import pytest
 
 import attemper
 from attemper import Store
+from attemper.errors import MissingExtraError
 from attemper.store import place, schema
-from attemper.store.place import place_of
+from attemper.store.place import FolderTarget, open_target, place_of
 from attemper.store.writer import open_writer
 from tests.support.samples import sample
 
@@ -116,3 +119,122 @@ def test_a_relative_path_is_of_the_folder_in_which_the_watch_began(tmp_path, mon
     writer.close()
     assert writer.dropped == 0
     assert list(attemper.open("../runs/a").steps) == [0, 1, 2]
+
+
+MOUNTS = r"""
+21 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 21 0:40 / /home rw - nfs4 server:/home rw,vers=4.2
+31 30 0:41 / /home/ada/local\040disk rw shared:3 - xfs /dev/vdb rw
+32 21 0:42 / /scratch rw - lustre mds@tcp:/scratch rw
+33 21 0:43 / /mnt/bucket rw - fuse.s3fs s3fs rw
+34 21 0:44 / /over rw - ext4 /dev/vdc rw
+35 34 0:45 / /over rw - fuse rw rw
+"""
+MAC = """
+/dev/disk3s1s1 on / (apfs, sealed, local, read-only, journaled)
+map auto_home on /System/Volumes/Data/home (autofs, automounted, nobrowse)
+//ada@server/share on /Volumes/share (smbfs, nodev, nosuid, mounted by ada)
+"""
+
+
+@pytest.fixture
+def mounted(tmp_path, monkeypatch):
+    listed = tmp_path / "mountinfo"
+    listed.write_text(MOUNTS.lstrip())
+    monkeypatch.setattr(place, "_MOUNTS", listed)
+    monkeypatch.setattr(place.os.path, "realpath", str)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "good"),
+    [
+        ("/", "ext4", True),
+        ("/var/runs", "ext4", True),
+        ("/home", "nfs4", False),
+        ("/home/ada/runs", "nfs4", False),
+        ("/home/ada/local disk/runs", "xfs", True),
+        ("/homeless", "ext4", True),
+        ("/scratch/a/b", "lustre", False),
+        ("/mnt/bucket/a", "fuse.s3fs", False),
+        ("/over/a", "fuse", False),
+    ],
+)
+def test_the_longest_mount_that_a_folder_is_under_tells_the_type_and_of_equals_the_last(mounted, folder, kind, good):
+    assert place.kind(Path(folder)) == kind
+    assert place.takes_write_ahead(Path(folder)) == good
+
+
+@pytest.mark.parametrize(("folder", "kind"), [("/Users/ada", "apfs"), ("/Volumes/share/runs", "smbfs")])
+def test_where_there_is_no_proc_mount_is_asked(monkeypatch, folder, kind):
+    monkeypatch.setattr(place, "_MOUNTS", Path("/nowhere"))
+    monkeypatch.setattr(place.os.path, "realpath", str)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, MAC.lstrip()))
+    assert place.kind(Path(folder)) == kind
+
+
+def test_a_system_that_does_not_tell_is_not_known_to_be_good(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(place, "_MOUNTS", Path("/nowhere"))
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert place.kind(Path("/")) == ""
+    assert not place.takes_write_ahead(Path("/"))
+
+
+def test_this_machine_tells_the_type_of_its_own_folders(tmp_path):
+    assert place.kind(tmp_path)
+
+
+@pytest.fixture(params=["folder", "memory", "local"])
+def target(request, tmp_path):
+    if request.param == "folder":
+        return open_target(tmp_path / "runs" / "a")
+    memory = pytest.importorskip("fsspec.implementations.memory", reason="fsspec is not installed")
+    if request.param == "local":
+        return open_target((tmp_path / "runs" / "a").as_uri())
+    memory.MemoryFileSystem.store.clear()
+    return open_target("memory://bucket/run/")
+
+
+def test_files_are_listed_read_and_replaced(target):
+    assert target.names() == []
+    target.write("b.parquet", b"two")
+    target.write("a.parquet", b"one")
+    target.write("b.parquet", b"three")
+    assert target.names() == ["a.parquet", "b.parquet"]
+    assert (target.read("a.parquet"), target.read("b.parquet")) == (b"one", b"three")
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    target = FolderTarget(tmp_path)
+    target.write("a", b"one")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        target.write("a", b"two")
+    assert os.listdir(tmp_path) == ["a"]
+    assert target.read("a") == b"one"
+
+
+def test_a_protocol_that_nobody_knows_is_an_error_of_the_system():
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    with pytest.raises(OSError, match="nosuch:// cannot be reached"):
+        open_target("nosuch://bucket/run")
+
+
+def test_a_url_without_fsspec_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(MissingExtraError, match=r"a run at s3:// needs the package fsspec.*attemper\[parquet\]"):
+        open_target("s3://bucket/run")
+
+
+def test_a_relative_path_is_of_the_folder_in_which_it_was_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    target = open_target("run")
+    monkeypatch.chdir(tmp_path.parent)
+    target.write("one", b"1")
+    assert (tmp_path / "run" / "one").read_bytes() == b"1"

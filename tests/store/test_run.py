@@ -46,43 +46,24 @@ def test_a_history_is_what_was_written_in_cold_chunks_and_hot_rows(tmp_path: Pat
     assert head.values.dtype == np.float32
 
 
-def test_15_bits_are_kept_by_default_and_counts_are_exact(tmp_path: Path) -> None:
-    taken = written(tmp_path / "a", samples(150))
-    run = open_run(tmp_path / "a")
-    np.testing.assert_allclose(run.history("entropy").values.reshape(150, 6), numbers(taken, "entropy_nats"), 1.6e-5)
-    found = run.history("nonfinite_rows").values.reshape(150, 6)
-    np.testing.assert_array_equal(found, numbers(taken, "nonfinite_rows"))
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0, 3000), (1275, 1285), (1280, None), (None, 5), (2990, None), (7, 9)])
-def test_a_part_of_a_history_is_the_same_numbers(tmp_path: Path, start: int | None, stop: int | None) -> None:
+def test_a_part_of_a_history_is_the_same_numbers(tmp_path: Path) -> None:
     written(tmp_path / "a", samples(300, every=10))
     run = open_run(tmp_path / "a")
-    whole, part = run.history("entropy"), run.history("entropy", start=start, stop=stop)
-    wanted = (whole.steps >= (start or 0)) & (whole.steps < (stop or 10_000))
-    np.testing.assert_array_equal(part.steps, whole.steps[wanted])
-    np.testing.assert_array_equal(part.values, whole.values[wanted])
-
-
-def test_a_run_that_was_resumed_has_no_step_twice(tmp_path: Path) -> None:
-    first = [replace(one, values=one.values + 1) for one in samples(150)]
-    written(tmp_path / "a", first, bits=None)
-    later = written(tmp_path / "a", (sample(step) for step in range(100, 200)), bits=None)
-    run = open_run(tmp_path / "a")
-    np.testing.assert_array_equal(run.steps, np.arange(200))
-    found = run.history("entropy").values.reshape(200, 6)
-    np.testing.assert_array_equal(found[:100], numbers(first[:100], "entropy_nats"))
-    np.testing.assert_array_equal(found[100:], numbers(later, "entropy_nats"))
-    assert [(s.samples, s.first_step, s.last_step) for s in run.segments] == [(100, 0, 99), (100, 100, 199)]
+    whole = run.history("entropy")
+    for start, stop in ((0, 3000), (1275, 1285), (1280, None), (None, 5), (2990, None), (7, 9)):
+        part = run.history("entropy", start=start, stop=stop)
+        wanted = (whole.steps >= (start or 0)) & (whole.steps < (stop or 10_000))
+        np.testing.assert_array_equal(part.steps, whole.steps[wanted])
+        np.testing.assert_array_equal(part.values, whole.values[wanted])
 
 
 @pytest.mark.parametrize("back", [500, 501, 510, 1000])
-@pytest.mark.quick("501")
+@pytest.mark.slow("takes many seconds")
 def test_thinning_brings_nothing_back_that_was_replaced(tmp_path: Path, back: int) -> None:
-    label = sites(2, 24)
+    label = sites(2, 3)
     old = [replace(one, values=one.values + 100) for one in samples(1030, labels=label)]
     written(tmp_path / "a", old, bits=None)
-    written(tmp_path / "a", (sample(step, label) for step in range(back, 4000)), bits=None, max_bytes=1 << 20)
+    written(tmp_path / "a", (sample(step, label) for step in range(back, 2500)), bits=None, max_bytes=150_000)
     run = open_run(tmp_path / "a")
     assert "thinned" in run.remarks[0]
     found = run.history("entropy")
@@ -90,7 +71,7 @@ def test_thinning_brings_nothing_back_that_was_replaced(tmp_path: Path, back: in
     assert (np.diff(found.steps) > 0).all()
     assert (found.values[found.steps < back] > 50).all()
     assert (found.values[found.steps >= back] < 50).all()
-    one = columns(run.ranks, "entropy_nats", label[0].key, 40)
+    one = columns(run.ranks, "entropy_nats", label[0].key, 25)
     assert (one.least[one.steps < back - 100] > 50).all()
     assert (one.largest[one.steps >= back] < 50).all()
 
@@ -115,29 +96,12 @@ def test_ranks_that_do_not_come_back_lose_the_steps_that_the_others_replaced(tmp
     assert open_run(tmp_path / "a").steps[-1] == 189
 
 
-def test_a_step_that_goes_back_within_a_process_replaces_what_it_overlaps(tmp_path: Path) -> None:
+def test_a_step_that_goes_back_replaces_what_it_overlaps_and_begins_a_segment(tmp_path: Path) -> None:
     written(tmp_path / "a", (sample(step) for step in (0, 10, 20, 30, 15, 25)))
+    written(tmp_path / "a", (sample(step) for step in (22, 40)))
     run = open_run(tmp_path / "a")
-    assert run.steps.tolist() == [0, 10, 15, 25]
-    assert len(run.segments) == 2
-
-
-def test_a_step_with_two_passes_has_the_sites_of_both_and_of_a_site_in_both_the_later_number(tmp_path: Path) -> None:
-    train, evaluation = sites(2), sites(1, mode="eval")
-    both = [sample(step, labels) for step in range(0, 200, 10) for labels in (train, (*evaluation, train[1]))]
-    taken = written(
-        tmp_path / "a", [replace(one, values=one.values + place) for place, one in enumerate(both)], bits=None
-    )
-    run = open_run(tmp_path / "a")
-    assert run.steps.tolist() == list(range(0, 200, 10))
-    found = run.history("entropy").values
-    assert found.shape == (20, 3, 3)
-    np.testing.assert_array_equal(found[:, 0], numbers(taken[::2], "entropy_nats")[:, :3])
-    np.testing.assert_array_equal(found[:, 1], numbers(taken[1::2], "entropy_nats")[:, 3:])
-    np.testing.assert_array_equal(found[:, 2], numbers(taken[1::2], "entropy_nats")[:, :3])
-    heads = {(site.name, site.mode): site.heads[0].entropy_nats for site in run.at(50).sites}
-    assert heads["layers.1.attn", "train"] == pytest.approx(float(found[5, 1, 0]))
-    assert len(heads) == 3
+    assert run.steps.tolist() == [0, 10, 15, 22, 40]
+    assert [(s.samples, s.first_step, s.last_step) for s in run.segments] == [(2, 0, 10), (1, 15, 15), (2, 22, 40)]
 
 
 def test_sites_of_other_heads_and_sites_that_come_later_are_filled_up_with_nan(tmp_path: Path) -> None:
@@ -156,15 +120,14 @@ def test_sites_of_other_heads_and_sites_that_come_later_are_filled_up_with_nan(t
 
 def test_mean_deviation_and_trend_are_those_of_the_history(tmp_path: Path) -> None:
     written(tmp_path / "a", samples(300, every=10))
-    run = open_run(tmp_path / "a")
-    found = run.history("entropy", "layers.0.attn", start=500)
-    np.testing.assert_array_equal(run.mean("entropy", "layers.0.attn", start=500), history.mean(found.values))
-    np.testing.assert_array_equal(run.std("entropy", "layers.0.attn", start=500), history.std(found.values))
-    expected = history.trend(found.steps, found.values)
-    trend = run.trend("entropy", "layers.0.attn", start=500)
-    np.testing.assert_array_equal(trend.slope, expected.slope)
-    assert run.trend("entropy", "layers.0.attn", 1, start=500).slope == expected.slope[1]
-    assert float(run.mean("entropy", "layers.0.attn", 1)) > 0
+    run, where = open_run(tmp_path / "a"), ("entropy", "layers.0.attn")
+    found = run.history(*where, start=500)
+    np.testing.assert_array_equal(run.mean(*where, start=500), history.mean(found.values))
+    np.testing.assert_array_equal(run.std(*where, start=500), history.std(found.values))
+    slope = history.trend(found.steps, found.values).slope
+    np.testing.assert_array_equal(run.trend(*where, start=500).slope, slope)
+    assert run.trend(*where, 1, start=500).slope == slope[1]
+    assert float(run.mean(*where, 1)) > 0
 
 
 def test_a_step_is_a_scan_with_what_was_stored_and_none_for_the_rest(tmp_path: Path) -> None:
@@ -281,7 +244,7 @@ def test_a_run_is_read_beside_its_writer_and_nothing_of_it_is_changed(tmp_path: 
 
 
 def test_a_reader_of_a_busy_writer_sees_whole_samples_only(tmp_path: Path) -> None:
-    taken = list(samples(700))
+    taken = list(samples(300))
     writer, run = open_writer(tmp_path), open_run(tmp_path)
     expected = {one.step: one.values[2] for one in taken}
     writer.take(taken[0])
@@ -299,14 +262,13 @@ def test_a_reader_of_a_busy_writer_sees_whole_samples_only(tmp_path: Path) -> No
     writer.close()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("bits", [15, None])
+@pytest.mark.parametrize(("bits", "ranks"), [(None, 1), (15, 2)])
 def test_counts_beyond_float32_are_exact(tmp_path: Path, ranks: int, bits: int | None) -> None:
     names = ("normalized_entropy", "rows", "empty_rows", "nonfinite_rows", "judged_rows")
     counts = [2**24 + 1, 2**24, 3, 2**24 + 3, 123_456_789_123, 0]
 
     def taken(rank: int) -> Iterator[Sample]:
-        for step in range(300):
+        for step in range(160):
             values = np.array([np.full(6, np.float32(0.7)), *(np.roll(counts, place) for place in range(4))])
             values = values if step % 3 == 0 else np.minimum(values, 2**24).astype(np.float32)
             yield Sample(step, 1000.0 + step, sites(4)[2 * rank : 2 * rank + 2], names, values)
@@ -317,9 +279,9 @@ def test_counts_beyond_float32_are_exact(tmp_path: Path, ranks: int, bits: int |
     assert run.statistics == names
     for place, name in enumerate(names[1:]):
         expected = np.tile(np.roll(counts, place), ranks)
-        found = run.history(name).values.reshape(300, -1)
-        np.testing.assert_array_equal(found[::3], np.tile(expected, (100, 1)))
-        np.testing.assert_array_equal(found[1::3], np.tile(np.minimum(expected, 2**24), (100, 1)))
+        found = run.history(name).values.reshape(160, -1)
+        np.testing.assert_array_equal(found[::3], np.tile(expected, (54, 1)))
+        np.testing.assert_array_equal(found[1::3], np.tile(np.minimum(expected, 2**24), (53, 1)))
     for step, most in ((150, np.inf), (151, 2**24)):
         heads = [head for site in run.at(step).sites for head in site.heads]
         assert [head.rows for head in heads] == np.minimum(np.tile(counts, ranks), most).tolist()
@@ -374,12 +336,6 @@ def test_two_runs_are_compared_by_their_last_samples(tmp_path: Path) -> None:
     assert attemper.compare(one, two).to_dict()["heads"] == found.to_dict()["heads"]
 
 
-def test_a_page_of_the_last_sample_is_written(tmp_path: Path) -> None:
-    written(tmp_path / "a", samples(3))
-    page = open_run(tmp_path / "a").to_html(tmp_path / "page.html")
-    assert "layers.1.attn" in page.read_text("utf-8")
-
-
 def test_reading_loads_no_torch(tmp_path: Path) -> None:
     written(tmp_path / "a", samples(3))
     code = (
@@ -412,6 +368,7 @@ def test_samples_of_several_ranks_are_one_a_step_and_pass(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.quick("0")
 def test_whatever_was_written_a_run_is_what_counts_of_it(tmp_path: Path, seed: int) -> None:
     """Processes that come and go, steps that repeat and go back, sites that change: against a plain list."""
     random = np.random.default_rng(seed)

@@ -81,13 +81,14 @@ def test_a_missing_and_an_empty_file_cannot_be_read(tmp_path):
     schema.open_to_write(tmp_path / "empty.sqlite", write_ahead=True).close()
 
 
-@pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
-def test_a_truncated_file_is_told_when_it_is_read(tmp_path, kept):
+def test_a_truncated_file_is_told_when_it_is_read(tmp_path):
     path = stored(tmp_path / "fragment-0.sqlite", 300)
     data = path.read_bytes()
-    path.write_bytes(data[: int(kept * len(data))])
-    with pytest.raises(InputError, match=r"cannot be read: .*malformed|but damaged or cut off"):
-        [schema.open_to_read(path).rows(f"SELECT * FROM {name}") for name in ("cold", "hot", "summary", "pyramid")]
+    for kept in (0.02, 0.3, 0.6, 0.95):
+        path.write_bytes(data[: int(kept * len(data))])
+        with pytest.raises(InputError, match=r"cannot be read: .*malformed|but damaged or cut off") as error:
+            [schema.open_to_read(path).rows(f"SELECT * FROM {name}") for name in ("cold", "hot", "summary", "pyramid")]
+        assert "\n" not in str(error.value)
 
 
 def test_a_file_of_ours_that_was_cut_off_is_not_called_another_programs(tmp_path):

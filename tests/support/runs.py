@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,25 @@ def written(folder: Path, taken: Iterable[Sample], *, rank: int = 0, **options: 
     return kept
 
 
+def of_site(taken: Iterable[Sample], place: int) -> Iterator[Sample]:
+    """What a rank has that holds one of the sites."""
+    for one in taken:
+        label = one.sites[place]
+        yield Sample(one.step, one.time, (label,), one.quantities, one.values[:, one.places[label.key]])
+
+
+_DRAWN: dict[int, tuple[Iterator[Sample], list[Sample]]] = {}
+"""Seed -> what draws the samples of a restless run, and those that were drawn."""
+
+
 def restless(samples: int, seed: int) -> Iterator[Sample]:
     """Two sites whose numbers stay, jump, climb and fall by turns, so that alarms of all kinds begin and end."""
+    source, drawn = _DRAWN.setdefault(seed, (_restless(seed), []))
+    drawn.extend(islice(source, max(0, samples - len(drawn))))
+    return iter(drawn[:samples])
+
+
+def _restless(seed: int) -> Iterator[Sample]:
     rng = np.random.default_rng(seed)
     levels = {
         "max_logit": (12.0, 30.0, 60.0, 90.0, 120.0, 400.0),
@@ -43,7 +61,7 @@ def restless(samples: int, seed: int) -> Iterator[Sample]:
         "judged_normalized_entropy": np.full((2, 3), 0.5)
     }
     now = {name: values.copy() for name, values in goal.items()}
-    for place in range(samples):
+    for place in count():
         for name, known in levels.items():
             whole = rng.random(2) < 0.06  # all heads of a site go together
             some = whole[:, None] | (rng.random((2, 3)) < (0 if name == "rank_difference" else 0.03))
@@ -83,6 +101,16 @@ def with_gaps(taken: Iterable[Sample], seed: int) -> Iterator[Sample]:
         if rng.random() < 0.05:
             one = replace(one, quantities=one.quantities[1:], values=one.values[1:])
         yield one
+
+
+def in_turns(taken: Iterable[Sample]) -> Iterator[Sample]:
+    """Evaluations between steps of training, and some steps with two passes."""
+    for place, one in enumerate(taken):
+        yield one
+        if place % 5 == 0:
+            yield replace(one, sites=tuple(replace(site, mode="eval") for site in one.sites))
+        if place % 7 == 0:
+            yield one
 
 
 def collapsing(many: int, *, falls: int = 200) -> Iterator[Sample]:
