@@ -22,8 +22,8 @@ def test_an_alarm_that_judges_what_is_not_known_of_long_rows_is_refused() -> Non
 def test_every_record_names_what_there_is() -> None:
     numbers = {field.name for field in fields(HeadReading)}
     for kind in ALARMS:
-        assert kind.statistic in numbers or kind.law == "lasting_level"  # which is not of one reading
-        assert kind.quantity in QUANTITIES
+        assert kind.statistic in numbers or kind.law == "lasting_level" or kind.of_loss  # which are not of one reading
+        assert kind.quantity in QUANTITIES or kind.of_loss
         assert not kind.beside or kind.beside in QUANTITIES
         assert kind.law in LAWS
         assert kind.severity in SEVERITIES
@@ -45,8 +45,8 @@ def test_a_level_of_sharpness_alone_is_a_notice_and_what_collapses_in_a_run_a_wa
     assert severities == {
         **dict.fromkeys(("collapsed", "diffuse", "first_token", "spread_growth", "drift", "dead"), "notice"),
         **dict.fromkeys(("logits", "layer_fallen", "fallen", "falling", "logit_growth"), "warning"),
-        "rank_differs": "warning",
-        "nonfinite": "critical",
+        **dict.fromkeys(("rank_differs", "loss_spike"), "warning"),
+        **dict.fromkeys(("nonfinite", "nonfinite_loss"), "critical"),
     }
 
 

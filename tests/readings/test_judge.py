@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attemper.readings.alarms import KINDS, AlarmKind, with_course
+from attemper.readings.alarms import KINDS, OF_HEADS, AlarmKind, with_course
 from attemper.readings.judge import Judge, judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm
@@ -238,7 +238,7 @@ def test_no_alarm_begins_in_a_sample_in_which_its_statistic_moves_away_from_its_
                 begun[alarm.kind] += 1
         for name, values in zip(given.quantities, given.values.astype(float), strict=True):
             before[name] = np.asarray(np.where(np.isnan(values), before.get(name, values), values))
-    assert set(begun) == set(KINDS), "every kind begins somewhere"
+    assert set(begun) == {kind.name for kind in OF_HEADS}, "every kind begins somewhere"
 
 
 # --- whole layers ---
@@ -380,11 +380,11 @@ def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
             assert replace(alarm, **AFTER) == told_then[_begin(alarm)]
     found = [replace(alarm, **AFTER) for alarm in one.alarms]
     assert found == [told_then[_begin(alarm)] for alarm in one.alarms]
-    assert {alarm.kind for alarm in found} == set(KINDS)
+    assert {alarm.kind for alarm in found} == {kind.name for kind in OF_HEADS}
 
 
 def test_the_worst_and_the_latest_are_named_with_their_steps_and_unit():
-    units = ("falling", "logit_growth", "spread_growth", "drift", "rank_differs")
+    units = ("falling", "logit_growth", "spread_growth", "drift", "rank_differs", "loss_spike")
     for kind in KINDS.values():
         alarm = Alarm("a", 0, kind.name, "notice", 13.4, 1.0, "a head 0: it rings", "", 98, 98)
         unit = f" {kind.unit}" if kind.name in units else ""

@@ -30,6 +30,7 @@ OF_HISTORY = {
     "drift": 10.0,
     "dead": 0.999,
     "rank_differs": 0.1,
+    "loss_spike": 3.0,
 }
 SEVERITIES = {"collapsed": "notice", "diffuse": "notice", "logits": "warning", "first_token": "notice"}
 BELOW = ("collapsed",)

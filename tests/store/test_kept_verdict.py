@@ -219,8 +219,8 @@ def test_a_verdict_by_other_laws_is_not_taken_and_the_next_writer_replaces_it(
         case "version":
             monkeypatch.setattr(judge, "VERSION", judge.VERSION + 1)
         case "kinds":
-            changed = [replace(one, least_rows=9) if one.name == "falling" else one for one in judge.ALARMS]
-            monkeypatch.setattr(judge, "ALARMS", tuple(changed))
+            changed = [replace(one, least_rows=9) if one.name == "falling" else one for one in judge.OF_HEADS]
+            monkeypatch.setattr(judge, "OF_HEADS", tuple(changed))
         case _:
             fragment = Fragment(folder / FILE)
             fragment.describe({"limits": {"logits": 7.0}} if what == "limits" else {"fewest_keys": 9})
@@ -237,7 +237,7 @@ def test_a_verdict_by_other_laws_is_not_taken_and_the_next_writer_replaces_it(
 
 def test_texts_are_those_of_the_version_that_reads(judged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = attemper.open(judged).alarms()
-    for one in judge.ALARMS:
+    for one in judge.OF_HEADS:
         monkeypatch.setitem(vars(one), "advice", "Another one.")
     after = attemper.open(judged).alarms()
     assert {alarm.advice for alarm in after} == {"Another one."}

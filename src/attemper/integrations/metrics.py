@@ -26,7 +26,7 @@ logger = logging.getLogger("attemper")
 STATISTICS = tuple(name for name in SHOWN if STATISTIC_OF[name] in NAMES)
 """Numbers of a head that can be logged: fields of ``HeadReading``."""
 LEVELS = ("model", "site", "head")
-_KINDS = tuple(kind.name for kind in ALARMS if not kind.needs_ranks)
+_KINDS = tuple(kind.name for kind in ALARMS if not kind.needs_ranks and not kind.of_loss)
 """Alarms that are logged also where there are none."""
 
 Keep = Callable[[str], bool]

@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,9 +23,11 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.options import Schedule, WatchOptions
 from attemper.monitor.scalars import Scalars, ScalarsUnderway
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Transfer, sample_of
-from attemper.readings.alarms import is_heard, lines
+from attemper.readings.alarms import LOSS, is_heard, lines
 from attemper.readings.judge import Judge
 from attemper.readings.labels import JOINED
+from attemper.readings.loss_judge import LossJudge
+from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
 from attemper.store.chunk import as_kept
@@ -52,6 +54,8 @@ ARRIVES_SECONDS = 0.005
 """Between two looks whether a sample has come from its device, at the end of the process."""
 SCALARS_SECONDS, MOST_SCALARS = 1.0, 4096
 """Numbers of steps are handed to the writer after so long, or with a sample; without a store so many wait at most."""
+MOST_LOSSES = 100_000
+"""Losses that are judged again where a run goes on or goes back: the last."""
 MOST_LETTERS = 1_000
 """Of the reason why nothing was measured, in the store."""
 UNSEEN = "no attention of it was seen in a sampled step"
@@ -227,9 +231,13 @@ class Recorder:
         bits = DEFAULT_BITS if self._store is None else self._store.bits
         changed = self.judge.feed(as_kept(sample, bits), again=again)  # what is read later rings alike
         self._judged = period
+        self._tell(sample.step, changed)
+
+    def _tell(self, step: int, changed: Iterable[Alarm]) -> None:
+        """Tells of alarms that begin."""
         begun = [alarm for alarm in changed if alarm.ended is None]
         for line, heard in lines(begun, self._advised):
-            logger.log(logging.WARNING if heard else logging.INFO, "attemper: step %s: %s", sample.step, line)
+            logger.log(logging.WARNING if heard else logging.INFO, "attemper: step %s: %s", step, line)
         for alarm in begun:
             if is_heard(alarm) and self._on_alarm is not None:
                 self._collector.guard("on_alarm", partial(self._on_alarm, alarm))
@@ -241,16 +249,33 @@ class Recorder:
         begins = self.last_step is not None if self._noted is None else step <= self._noted
         if given or begins:  # a run that goes on or back without numbers has none from there on
             self.scalars.take(step, given)
-        self._noted = step
+        self._noted, self.judge.loss.expected = step, True
         self._settle_scalars()
         if time.monotonic() - self._handed > SCALARS_SECONDS:
             self._hand_scalars()
 
     def _settle_scalars(self, *, wait: bool = False) -> None:
-        self._scalars += self.scalars.ready(wait=wait)
+        for step, numbers in self.scalars.ready(wait=wait):
+            self._scalars.append((step, numbers))
+            if LOSS in numbers:
+                self._judge_loss(step, numbers[LOSS])
         if len(self._scalars) > MOST_SCALARS:
             self._open_writer()
             self._hand_scalars()
+
+    def _judge_loss(self, step: int, loss: float) -> None:
+        judge = self.judge.loss
+        resumed = self.last_step is not None if judge.step is None else step <= judge.step
+        if resumed:  # what the run has before is judged again, as those do who read it later
+            judge = self.judge.loss = LossJudge(self.judge.limits)
+            self._open_writer().flush()
+            with self._earlier() as ranks:
+                if (earlier := ranks.scalars.get(LOSS)) is not None:
+                    latest = earlier.between(None, step)
+                    judge.feed(latest.steps[-MOST_LOSSES:], latest.values[-MOST_LOSSES:])
+        with np.errstate(over="ignore"):
+            kept = np.array([loss]).astype(np.float32)
+        self._tell(step, judge.feed(np.array([step]), kept))
 
     def _hand_scalars(self) -> None:
         self._handed = time.monotonic()
@@ -310,7 +335,8 @@ class Recorder:
 
         self._resumed = False
         self._open_writer().flush()
-        self.judge = judge = RunJudge(self.judge.limits, self.judge.fewest_keys)
+        loss, self.judge = self.judge.loss, (judge := RunJudge(self.judge.limits, self.judge.fewest_keys))
+        judge.loss = loss
         with self._earlier() as ranks:
             moments = between(ranks.moments[0], None, step)
             if len(moments) > MOST_JUDGED:

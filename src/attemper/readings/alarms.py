@@ -20,6 +20,8 @@ from attemper.text import number as shown
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
 TEXTS = ("message", "clause", "title", "advice", "unit", "worst")
 """Fields of an ``AlarmKind`` that are words alone."""
+LOSS = "loss"
+"""What a loop's loss is called. Its alarms have this as their site."""
 OF_ONE_SAMPLE = ("level", "nonfinite")
 """Laws that a single reading is enough for: those of a scan. All others need a history."""
 
@@ -84,7 +86,12 @@ class AlarmKind:
     @property
     def needs_history(self) -> bool:
         """Whether it compares samples: a scan, which is one, has no such alarm."""
-        return self.law not in OF_ONE_SAMPLE
+        return self.law not in OF_ONE_SAMPLE or self.of_loss
+
+    @property
+    def of_loss(self) -> bool:
+        """Whether it judges the loss that the loop gives, and no head."""
+        return self.statistic == LOSS
 
     @property
     def needs_ranks(self) -> bool:
@@ -94,7 +101,7 @@ class AlarmKind:
     @property
     def has_statistic(self) -> bool:
         """Whether the value of its alarms is the statistic itself, and not something measured over time."""
-        return self.law not in ("doubling_time", "rate", "drift", "lasting_level")
+        return self.law not in ("doubling_time", "rate", "drift", "lasting_level") and not self.of_loss
 
     @property
     def unit_of_value(self) -> str:
@@ -364,7 +371,43 @@ ALARMS = (
         "device of that rank (memory errors, heat, clocks), at its part of the data, and whether its weights still "
         "equal those of the others.",
     ),
+    AlarmKind(
+        name="loss_spike",
+        statistic=LOSS,
+        law="spike",
+        side="above",
+        limit=3.0,
+        unit="standard deviations",
+        release=0.5,
+        judged=False,
+        whole=True,
+        least_rows=0,
+        severity="warning",
+        message="loss {now:.4g} is far above its mean over the 50 steps before, {before:.4g}",
+        clause=("time the loss has jumped", "times the loss has jumped"),
+        title="loss has jumped",
+        advice="If heads ring at these steps, do what their alarms say. If none does, look at the data of these steps: "
+        "another file, repeated or shuffled texts, damaged labels. Skip them, or go back to a checkpoint before.",
+    ),
+    AlarmKind(
+        name="nonfinite_loss",
+        statistic=LOSS,
+        law="nonfinite",
+        side="above",
+        limit=None,
+        judged=False,
+        whole=True,
+        least_rows=0,
+        severity="critical",
+        message="loss is NaN or infinite",
+        clause=("time the loss was NaN or infinite", "times the loss was NaN or infinite"),
+        title="NaN or infinite loss",
+        advice="Go back to a checkpoint before this step. If heads have NaN or infinite scores, begin with the first "
+        "layer that has; else look for labels that are all masked, and for overflow in half precision.",
+    ),
 )
+OF_HEADS = tuple(kind for kind in ALARMS if not kind.of_loss)
+"""Those that judge heads."""
 KINDS = {kind.name: kind for kind in ALARMS}
 
 DEFAULT_LIMITS = {kind.name: kind.limit for kind in ALARMS if kind.limit is not None}

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from attemper.readings.alarms import ALARMS, KINDS, SEVERITIES, TEXTS, AlarmKind
+from attemper.readings.alarms import KINDS, OF_HEADS, SEVERITIES, TEXTS, AlarmKind
 from attemper.readings.head_columns import Columns
 from attemper.readings.laws import LAWS, MARKS, SPAN, VERSION, Array
 from attemper.readings.limits import AlarmLimits
+from attemper.readings.loss_judge import LossJudge
 from attemper.readings.memory import Memory, pad
 from attemper.readings.reading import FEWEST_KEYS, Alarm, number
 from attemper.readings.sample import RANK_DIFFERENCE, Sample
@@ -21,12 +22,12 @@ from attemper.text import count
 
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
-WHOLE_FIRST = sorted(ALARMS, key=lambda kind: not kind.whole)
+WHOLE_FIRST = sorted(OF_HEADS, key=lambda kind: not kind.whole)
 """In the order of judging: where a whole site rings, its heads raise no alarm of their own."""
 MOST_ENDED = 10_000
 """Of the alarms that have ended, the latest so many are kept."""
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
-BESIDE = tuple(kind.beside for kind in ALARMS if kind.beside)
+BESIDE = tuple(kind.beside for kind in OF_HEADS if kind.beside)
 """Quantities that messages name and nothing judges."""
 
 
@@ -89,18 +90,20 @@ class Judge:
 
     def __init__(self, limits: AlarmLimits | Mapping[str, Any] | None = None, fewest_keys: int = FEWEST_KEYS) -> None:
         self.limits, self.fewest_keys = AlarmLimits.of(limits), fewest_keys
+        self.loss = LossJudge(self.limits)
+        """What it is told of the loss, which comes at other steps than samples."""
         self._columns = Columns()
         self._bounds: dict[str, Array] = {}
         """Kind -> [H] its limits; NaN where it never rings."""
         self._ends: dict[str, Array] = {}
         """Kind -> [H] to where the measure must come back to end an alarm."""
-        quantities = dict.fromkeys(kind.quantity for kind in ALARMS)
+        quantities = dict.fromkeys(kind.quantity for kind in OF_HEADS)
         self._memories = {
-            name: Memory(tuple(LAWS[kind.law] for kind in ALARMS if kind.quantity == name)) for name in quantities
+            name: Memory(tuple(LAWS[kind.law] for kind in OF_HEADS if kind.quantity == name)) for name in quantities
         }
         self._missing: tuple[str, ...] = ()
         silent = KindState(np.zeros(0, bool), np.empty((3, 5, 0)), {})
-        self._before = self._now = State(None, {kind.name: silent for kind in ALARMS}, np.empty(0, bool))
+        self._before = self._now = State(None, {kind.name: silent for kind in OF_HEADS}, np.empty(0, bool))
         self._ended: deque[PastAlarm] = deque(maxlen=MOST_ENDED)
         self._reported: set[tuple[Any, ...]] = set()
         self._grow()
@@ -133,7 +136,7 @@ class Judge:
     @property
     def laws(self) -> int:
         """A number of 63 bits for all that it judges by: version of the laws, kinds of alarms, limits, not texts."""
-        kinds = [[value for name, value in vars(kind).items() if name not in TEXTS] for kind in ALARMS]
+        kinds = [[value for name, value in vars(kind).items() if name not in TEXTS] for kind in OF_HEADS]
         told = repr((VERSION, byteorder, kinds, self.limits.to_dict(), self.fewest_keys))
         return int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -147,17 +150,17 @@ class Judge:
         """The alarms that are on, the worst first."""
         found = [
             self._alarm(kind, column, state.figures[:, :, column], state.origins[column])
-            for kind in ALARMS
+            for kind in OF_HEADS
             for state in (self._now.kinds[kind.name],)
             for column in np.flatnonzero(state.on).tolist()
         ]
-        return tuple(sorted(found, key=lambda alarm: -SEVERITIES.index(alarm.severity)))
+        return tuple(sorted((*self.loss.standing, *found), key=lambda alarm: -SEVERITIES.index(alarm.severity)))
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Every alarm so far, in the order in which they began; of those that have ended, the latest ``MOST_ENDED``."""
         ended = (self._alarm(*one) for one in (*self._ended, *self._now.ended))
-        found = (*ended, *self.standing)
+        found = (*ended, *(one for one in self.loss.alarms if one.ended is not None), *self.standing)
         return tuple(sorted(found, key=lambda alarm: alarm.since or 0))
 
     @property
@@ -177,15 +180,15 @@ class Judge:
         """What could not be judged, and why."""
         found = []
         for quantity in self._missing:
-            kinds = ", ".join(kind.name for kind in ALARMS if kind.quantity == quantity)
+            kinds = ", ".join(kind.name for kind in OF_HEADS if kind.quantity == quantity)
             found.append(f"not judged: {kinds}; there is no {quantity}.")
-        for kind in ALARMS:
+        for kind in OF_HEADS:
             if "centre" in LAWS[kind.law].looks_at and kind.quantity not in self._missing:
                 unsettled = int(np.isnan(self._memories[kind.quantity].window.centre).sum())
                 of = count(len(self._columns), "head")
                 if unsettled:
                     found.append(f"waits until heads have settled: {kind.name} of {unsettled} of {of}.")
-        return tuple(found)
+        return (*found, *self.loss.notes)
 
     def _keep(self) -> None:
         """What was judged last stands from now on."""
@@ -198,14 +201,14 @@ class Judge:
     def _grow(self) -> None:
         """Makes room for heads that were never seen before."""
         at = [self.limits.at(site.name) for site in self._columns.sites]
-        for kind in ALARMS:
+        for kind in OF_HEADS:
             limits = [0.0 if kind.limit is None else one[kind.name] for one in at]
             bounds = np.array([np.nan if limit is None else limit for limit in limits])
             # An infinite limit never rings, so it needs no room in which an alarm ends.
             margins = np.where(np.isinf(bounds), 0.0, kind.release * np.abs(bounds))
             self._bounds[kind.name] = bounds[self._columns.site]
             self._ends[kind.name] = (bounds - margins if rings_above(kind) else bounds + margins)[self._columns.site]
-        speeds = [self._bounds[kind.name] for kind in ALARMS if kind.law == "doubling_time"]
+        speeds = [self._bounds[kind.name] for kind in OF_HEADS if kind.law == "doubling_time"]
         span = np.fmax.reduce([np.full(len(self._columns), float(SPAN)), *speeds])
         for memory in self._memories.values():
             memory.grow(span / MARKS)

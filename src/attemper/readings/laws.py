@@ -31,6 +31,15 @@ SPAN = 100
 """Steps that they reach back, at least; and the unit of a rate."""
 LEAST_FALL = 0.25
 """A rate is measured from values higher by at least so much."""
+STEADY = 50
+"""Losses whose mean and standard deviation a spike is measured from."""
+LATEST = 5
+"""Losses behind them, of which three must be high."""
+ALONE = 3
+"""One loss alone must be so many times as far away as three of the latest."""
+LOSSES = STEADY + LATEST
+LEAST_NOISE = 1e-3
+"""The standard deviation of a loss is at least this share of its mean."""
 LEAST_SPREAD = 0.02
 """A baseline of drift has at least this spread, as readings of other batches differ by that much."""
 
@@ -119,6 +128,19 @@ def lasting_level(recent: Array) -> Array:
     return recent[-LASTING:].min(0)
 
 
+def spike(losses: Array) -> tuple[Array, Array]:
+    """How far the latest of [LOSSES, ...] are above those before, in standard deviations of these, and their mean.
+
+    With the deviations d = (x - mean) / std of the five latest from the 50 before: the third largest d, or a third of
+    the last d, whichever is larger. Losses are skewed, and one batch may be hard: three of five are not.
+    """
+    before = losses[:STEADY]
+    mean = before.mean(0)
+    spread = np.maximum(before.std(0), LEAST_NOISE * np.abs(mean) + np.finfo(np.float32).tiny)
+    apart = (losses[STEADY:] - mean) / spread
+    return np.maximum(np.sort(apart, 0)[-3], apart[-1] / ALONE), mean
+
+
 def settle(stretch: Array) -> tuple[Array, Array]:
     """Centre and spread of a stretch of readings; NaN where it moved on from its first half to its second.
 
@@ -152,5 +174,6 @@ LAWS: dict[str, Law] = {
     ),
     "lasting_level": Law(lambda window: lasting_level(window.recent), side="above", depth=LASTING),
     "dead": Law(lambda w: dead(w.recent), side="above", depth=RECENT),
+    "spike": Law(lambda w: spike(w.recent)[0], side="above", depth=LOSSES),  # of no head: see ``LossJudge``
 }
 """Name -> law. ``docs/alarms.md`` has the formulas."""

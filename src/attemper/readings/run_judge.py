@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attemper.readings.alarms import KINDS, SEVERITIES, AlarmKind
+from attemper.readings.alarms import OF_HEADS, SEVERITIES, AlarmKind
 from attemper.readings.judge import (
     BESIDE,
     COUNTS,
@@ -41,6 +41,7 @@ ORIGIN, ENDED = 3, 3 + 15 + 3
 """Numbers of an origin: whether there is one, its value, its step. Of an alarm that has ended: kind, column and step,
 figures, origin.
 """
+KINDS = {kind.name: kind for kind in OF_HEADS}
 IN_ORDER = sorted(WHOLE_FIRST, key=lambda kind: "centre" in LAWS[kind.law].looks_at)
 """A stretch settles while no warning stands, and no warning looks at it."""
 

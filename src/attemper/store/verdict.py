@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS
+from attemper.readings.alarms import DEFAULT_LIMITS, LOSS, OF_HEADS
 from attemper.readings.judge import BESIDE, COUNTS, Judge
 from attemper.readings.limits import AlarmLimits
+from attemper.readings.loss_judge import LossJudge
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.readings.run_judge import RunJudge
 from attemper.store.checksum import put
@@ -33,7 +34,7 @@ TOGETHER = 512
 """Samples that are judged at a time while a run is written."""
 GROWTH = 8
 """A verdict is kept again when a part of so many is new: a reader judges no more of a run that was killed."""
-JUDGED = frozenset((*(kind.quantity for kind in ALARMS), *COUNTS, *BESIDE))
+JUDGED = frozenset((*(kind.quantity for kind in OF_HEADS), *COUNTS, *BESIDE))
 """Statistics that alarms look at."""
 
 
@@ -69,11 +70,20 @@ class Verdict:
         self._seen: list[np.ndarray] = []
 
     def judge(self) -> Judge:
-        """After all samples that are there.
+        """After all samples and all losses that are there.
 
         Raises:
             InputError: a limit is not one, or not a number.
         """
+        with self._ranks.snapshot():
+            judge = self._judge_samples()
+            judge.loss = LossJudge(judge.limits)
+            judge.loss.expected = True
+            if (losses := self._ranks.scalars.get(LOSS)) is not None:
+                judge.loss.feed(*losses.between(None, self._stop))
+            return judge
+
+    def _judge_samples(self) -> RunJudge:
         with self._ranks.snapshot():
             now = [between(reader.moments, None, self._stop) for reader in self._ranks.readers]
             same = len(now) == len(self._seen) and all(map(np.array_equal, self._seen, now))
