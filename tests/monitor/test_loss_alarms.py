@@ -41,7 +41,7 @@ def test_alarms_of_the_loss_are_told_in_their_step_and_stand_beside_those_of_hea
         (standing,) = (alarm for alarm in watch.alarms() if alarm.site == "loss")
         assert standing.kind == "loss_spike"
         assert watch.run.alarms() == [*watch._recorder.judge.alarms]
-    assert sum("loss is NaN or infinite" in line for line in caplog.messages) == 1
+    assert sum("loss: it is NaN or infinite" in line for line in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("cut", [100, 121, 140])

@@ -62,9 +62,7 @@ def test_a_loss_that_rises_to_another_level_rings_within_five_steps(rise: float)
     assert alarm.since is not None
     assert 200 <= alarm.since < 205
     assert alarm.ended is not None, "it is over once that is the level"
-    assert alarm.message.startswith(
-        f"loss: loss {losses[alarm.since]:.4g} is far above its mean over the 50 steps before, "
-    )
+    assert alarm.message.startswith(f"loss: {losses[alarm.since]:.4g} is far above its mean over the 50 steps before, ")
     assert alarm.worst is not None
     assert alarm.value is not None
     assert alarm.worst >= alarm.value
@@ -94,7 +92,7 @@ def test_a_loss_that_is_no_number_rings_at_once_and_ends_with_the_next_number(nu
     losses[10:13] = number
     (alarm,) = judged(losses).alarms
     assert (alarm.kind, alarm.severity, alarm.since, alarm.ended) == ("nonfinite_loss", "critical", 10, 13)
-    assert alarm.message == "loss: loss is NaN or infinite"
+    assert alarm.message == "loss: it is NaN or infinite"
     assert (alarm.value, alarm.worst, alarm.latest, alarm.latest_step) == (None, None, None, 12)
     assert judged([number]).standing[0].since == 0
 

@@ -10,6 +10,7 @@ import pytest
 
 import attemper
 from attemper.results.run import Run
+from attemper.store.fragment import Fragment
 from tests.report.conftest import Open
 from tests.report.test_page_in_browser import colour, colours, numbers
 from tests.support.runs import collapsing, written
@@ -181,3 +182,30 @@ def test_two_runs_stand_side_by_side_the_largest_difference_first(open_page: Ope
     )
     page.click("#language")
     assert "两边的历史" in (page.text_content("main") or "")
+
+
+def test_the_loss_is_drawn_above_the_heads_on_their_steps_with_its_alarms(open_page: Open, tmp_path: Path) -> None:
+    written(tmp_path / "run", collapsing(60))
+    fragment = Fragment(tmp_path / "run" / "fragment-0.sqlite")
+    fragment.keep_scalars([(step, {"loss": 9.0 if step > 400 else 2.0 + step % 3}) for step in range(900)])
+    fragment.keep_scalars([(900, {"loss": float("nan")})])
+    fragment.close()
+    with attemper.open(tmp_path / "run") as opened:
+        page = ready(open_page(opened))
+    assert page.locator("#loss-box").is_visible()
+    chart = "echarts.getInstanceByDom(document.querySelector('#loss')).getOption()"
+    line, *band = page.evaluate(f"{chart}.series.map((one) => one.data)")
+    assert (len(line), len(band)) == (226, 2)
+    assert [line[0], line[-1]] == [[0, pytest.approx(2.75)], [900, None]]
+    assert page.evaluate(f"{chart}.xAxis[0].max") == 900
+    marks = page.evaluate(
+        f"{chart}.series[0].markLine.data.filter((one) => one.lineStyle.width === 2).map((one) => one.xAxis)"
+    )
+    assert marks == [900, 403]
+    assert "Loss over steps 0 to 896" in str(page.get_attribute("#loss", "aria-label"))
+    slide(page, 10)
+    assert page.evaluate(f"{chart}.series[0].markLine.data.at(-1).xAxis") == 10
+
+
+def test_a_run_without_a_loss_has_no_curve_of_it(open_page: Open, run: Run) -> None:
+    assert ready(open_page(run)).locator("#loss-box").is_hidden()

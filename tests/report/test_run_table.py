@@ -19,13 +19,14 @@ from attemper.readings.reading import Alarm
 from attemper.report import texts
 from attemper.report.run_table import table
 from attemper.results.run import open_run
+from attemper.store.fragment import Fragment
 from attemper.store.overview import Overview, overview
 from tests.support.runs import restless, written
 
 STAYS = """
     token logit softmax query key value batch padding sink checkpoint kernel rank one-hot NaN log UTC nats Transformer
     mask attention attn layers self weights shape head heads tap names n of tokens entropy normalized_entropy
-    transformers FlexAttention watch
+    transformers FlexAttention watch loss lr
 """
 """Words that stay in Chinese texts (CONTRIBUTING.md), and those of the names that the test gives."""
 
@@ -55,6 +56,9 @@ def drawn(found: Overview, language: str) -> str:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Overview:
     folder: Path = tmp_path_factory.mktemp("runs") / "a"
     written(folder, restless(220, 1))
+    fragment = Fragment(folder / "fragment-0.sqlite")
+    fragment.keep_scalars([(step, {"lr": 0.5, "loss": 2 - step / 1000}) for step in range(1320)])
+    fragment.close()
     return overview(open_run(folder), "max_logit")
 
 
@@ -85,6 +89,18 @@ def test_an_alarm_of_every_kind_is_one_chinese_line() -> None:
         assert english(line) == set(), line
         assert "；" in line
         assert line.startswith("layers.0.attn")
+
+
+def test_the_loss_stands_above_the_layers_and_in_the_document(found: Overview) -> None:
+    lines = [line.split() for line in drawn(found, "en").splitlines()]
+    (loss,), (rate,) = ([place for place, line in enumerate(lines) if line[:1] == [name]] for name in ("loss", "lr"))
+    assert loss + 1 == rate < min(place for place, line in enumerate(lines) if line[:1] == ["layer"])
+    assert (lines[loss][1][0], lines[loss][1][-1], lines[loss][-1]) == ("█", "▁", "0.681")
+    assert [one["name"] for one in found.to_dict()["scalars"]] == ["loss", "lr"]
+    assert found.to_dict()["scalars"][0]["last_step"] == 1319
+    plain = io.StringIO()
+    Console(file=plain, width=80).print(table(found, 80, plain=True))
+    assert "█" not in plain.getvalue()
 
 
 def test_an_alarm_in_english_is_its_message_and_its_course() -> None:

@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from attemper.readings.alarms import KINDS
+from attemper.readings.alarms import KINDS, LOSS
 from attemper.readings.history import mean
-from attemper.readings.reading import Alarm, Reading
+from attemper.readings.reading import Alarm, Reading, number
 from attemper.readings.sample import SiteKey
 from attemper.statistics import SHOWN
 from attemper.store.ranks import Columns, columns
 from attemper.store.run import StoredRun
+from attemper.store.scalars import scalar_columns
+from attemper.text import round_digits
 
 Array = np.ndarray
 MOST_COLUMNS = 300
@@ -182,6 +184,24 @@ class Courses:
         ]
         alarmed = [(site, head, of[name]) for site, head, name in self._alarm_courses() if name in of]
         return list(dict.fromkeys((*every, *alarmed[: extent.alarmed])))
+
+
+def loss_course(run: StoredRun) -> dict[str, list[Any]] | None:
+    """The loss of every step in at most ``MOST_COLUMNS`` columns; None where the loop gave none."""
+    series = run.ranks.scalars.get(LOSS)
+    if series is None or not len(series.steps):
+        return None
+    steps, *parts = scalar_columns(series, MOST_COLUMNS)
+    names = ("least", "mean", "largest")
+    numbers = {
+        name: [round_digits(number(one)) for one in part.tolist()] for name, part in zip(names, parts, strict=True)
+    }
+    return {
+        "steps": steps.tolist(),
+        "last": int(series.steps[-1]),
+        "each": -(-len(series.steps) // MOST_COLUMNS),
+        **numbers,
+    }
 
 
 def restarts(run: StoredRun) -> list[int]:

@@ -43,6 +43,7 @@ _SCRIPTS = (
         "charts",
         "panel",
         "course",
+        "loss",
         "multiples",
         "sheet",
         "picture",

@@ -18,7 +18,7 @@ from attemper.readings.reading import Alarm, Reading, SiteReading
 from attemper.report import texts
 from attemper.report.document import document, file_name, quantities, towers
 from attemper.report.headline import verdict
-from attemper.report.history import Courses, restarts
+from attemper.report.history import Courses, loss_course, restarts
 from attemper.report.key_figures import figures, first_warning, groups, origin
 from attemper.report.page import LARGEST_BYTES, render, size_facts
 from attemper.report.texts import Clauses, Date, Message, message
@@ -69,7 +69,7 @@ def run_page(run: StoredRun, last: Reading | None = None, *, look: Mapping[str, 
             "look": look,
         }
         drawn = given["towers"]
-        data = document(reading, drawn, details=details, alarms=alarms) | {"pictures": []}
+        data = document(reading, drawn, details=details, alarms=alarms) | {"pictures": [], "loss": loss_course(run)}
         bare = render(reading, data=Markup(script_json(data | {"run": None})), **given)
         room = LARGEST_BYTES - len(bare.encode("utf-8")) - _ROOM
         data["run"] = Courses(run, reading, alarms).pack(room)

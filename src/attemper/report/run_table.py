@@ -31,7 +31,7 @@ from attemper.report.texts import (
     why,
 )
 from attemper.statistics import SHOWN
-from attemper.store.overview import Change, Course, Overview
+from attemper.store.overview import Change, Course, Overview, ScalarCourse
 from attemper.text import BARS, clean, cut, number, sparkline
 
 MOST_ALARMS = 3
@@ -58,6 +58,8 @@ def table(overview: Overview, width: int, *, plain: bool = False, language: str 
     labels = (course.site for course in overview.courses)
     sites = tuple(SiteReading(one.name, one.kind, one.mode, 0, 0, (), one.normalizer, one.layer) for one in labels)
     bars = bars_of(width, most=width)
+    if overview.scalars:
+        parts.append(_scalars(overview.scalars, bars, plain, t))
     for stack in stacks(sites):
         what = f"  {t('site.kind', kind=kind_of(stack.kind), mode=_mode(stack.mode))}"
         parts.append(Text.assemble("\n", (_fit(clean(stack.pattern), width - cell_len(what)), "bold"), what))
@@ -108,6 +110,18 @@ def _as_text(text: str, known: Callable[[str], Message | str]) -> Message | str:
     """The message that a text is, if it is one; else as it stands."""
     found = known(text)
     return found if isinstance(found, Message) else text
+
+
+def _scalars(scalars: Sequence[ScalarCourse], bars: int, plain: bool, t: Say) -> Table:
+    """What the loop gave with each step, above the layers."""
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    grid.add_column(f"\n{t('show.scalar')}", justify="right")
+    grid.add_column(f"\n{t('show.every_step')}", no_wrap=True)
+    grid.add_column(f"\n{t('show.now')}", justify="right", no_wrap=True)
+    for one in scalars:
+        line = sparkline(one.values, bars)
+        grid.add_row(clean(one.name), line.translate(_PLAIN) if plain else line, number(one.last, 4))
+    return grid
 
 
 def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool, t: Say) -> Table:

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from attemper.readings.alarms import LOSS
 from attemper.readings.history import History, Trend, block_means, is_telling, mean, trend
 from attemper.readings.reading import Alarm, number, untrained_note
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.statistics import SHOWN
 from attemper.store.ranks import columns
 from attemper.store.run import Coverage, StoredRun
+from attemper.store.scalars import scalar_columns
 from attemper.store.series import Lost, Segment
 from attemper.store.verdict import why_unmeasured
 from attemper.text import date_of
@@ -47,6 +49,19 @@ class Course:
         courses = {SHARPNESS: list(self.normalized_entropy), SIZE: list(self.max_logit)}
         last = {f"last_{SHARPNESS}": self.last_normalized_entropy, f"last_{SIZE}": self.last_max_logit}
         return {**asdict(self.site), **courses, **last}
+
+
+@dataclass(frozen=True)
+class ScalarCourse:
+    """A number that the loop gave with each step, over the run."""
+
+    name: str
+    values: tuple[float | None, ...]
+    """In columns of neighbouring steps: the mean of those that are finite; None where none is."""
+    steps: int
+    last: float | None
+    """None where it is not finite."""
+    last_step: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,8 @@ class Overview:
     lost: tuple[Lost, ...]
     remarks: tuple[str, ...]
     courses: tuple[Course, ...]
+    scalars: tuple[ScalarCourse, ...]
+    """The loss first."""
     statistic: str
     """Of ``changes``."""
     changes: tuple[Change, ...]
@@ -112,6 +129,7 @@ class Overview:
             },
             "lost": [asdict(one) | {"time": date_of(one.time)} for one in self.lost],
             "sites": [one.to_dict() for one in self.courses],
+            "scalars": [asdict(one) for one in self.scalars],
             "changes": [one.to_dict() for one in self.changes],
             "alarms": [asdict(alarm) for alarm in self.alarms],
         }
@@ -147,12 +165,23 @@ def overview(run: StoredRun, statistic: str = SHARPNESS, *, bars: int = 32, top:
             lost=run.lost,
             remarks=run.remarks,
             courses=tuple(_course(run, label, bars) for label in run.sites),
+            scalars=tuple(_scalars(run, bars)),
             statistic=found.statistic if found else statistic,
             changes=tuple(_changes(found, top)) if found else (),
             alarms=judge.alarms,
             not_judged=tuple(note for note in (untrained, *judge.notes) if note),
             unmeasured=why_unmeasured(run.ranks),
         )
+
+
+def _scalars(run: StoredRun, most: int) -> Iterator[ScalarCourse]:
+    found = run.ranks.scalars
+    for name in sorted(found, key=lambda name: name != LOSS):
+        series = found[name]
+        if len(series.steps):
+            last, step = number(float(series.values[-1])), int(series.steps[-1])
+            means = _numbers(scalar_columns(series, most).mean)
+            yield ScalarCourse(name, means, len(series.steps), last, step)
 
 
 def _course(run: StoredRun, label: SiteLabel, bars: int) -> Course:

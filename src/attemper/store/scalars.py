@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attemper.readings.history import mean
 from attemper.store.checksum import SCALARS_VERSION, Ask, damage, get, put
 
 BLOCK = 1024
@@ -44,6 +45,28 @@ class Series(NamedTuple):
         first = 0 if start is None else np.searchsorted(self.steps, start)
         last = len(self.steps) if stop is None else np.searchsorted(self.steps, stop)
         return Series(self.steps[first:last], self.values[first:last])
+
+
+class ScalarColumns(NamedTuple):
+    """Numbers of one name over a run: each column stands for neighbouring steps. NaN where none is finite."""
+
+    steps: np.ndarray
+    """[columns] the first step of each."""
+    least: np.ndarray
+    """[columns] float64."""
+    mean: np.ndarray
+    largest: np.ndarray
+
+
+def scalar_columns(series: Series, most: int) -> ScalarColumns:
+    """At most ``most`` columns."""
+    steps, values = series
+    if not len(steps):
+        return ScalarColumns(steps, *(np.zeros(0) for _ in range(3)))
+    many = -(-len(steps) // most)
+    finite = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
+    rows = np.pad(finite, (0, -len(steps) % many), constant_values=np.nan).reshape(-1, many)
+    return ScalarColumns(steps[::many], np.fmin.reduce(rows, 1), mean(rows.T), np.fmax.reduce(rows, 1))
 
 
 class _Stretch(NamedTuple):

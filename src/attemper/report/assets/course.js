@@ -48,8 +48,11 @@ function momentMark() {
 
 function courseMarks(head) {
   const alarms = head.alarms.map((alarm) => ({ xAxis: alarm.since, lineStyle: { color: theme(LEVEL_COLOURS[alarm.level]), type: "solid", width: 1.5, opacity: 0.7 } }));
-  const resumed = DATA.run.resumed.map((step) => ({ xAxis: step, lineStyle: { color: theme("--mark"), type: "dashed", width: 1 } }));
-  return [...alarms, ...resumed];
+  return [...alarms, ...resumedMarks()];
+}
+
+function resumedMarks() {
+  return DATA.run.resumed.map((step) => ({ xAxis: step, lineStyle: { color: theme("--mark"), type: "dashed", width: 1 } }));
 }
 
 // From the least to the largest: an invisible line, and what lies above it as an area.

@@ -10,6 +10,7 @@ function showMoment(column) {
   if (chosen.stretch) drawLegend();
   for (const map of maps) paintMap(map);
   fillPanel();
+  drawLoss();
   drawPointer();
 }
 
@@ -77,6 +78,7 @@ function drawTime() {
   if (!HISTORY) return;
   showStep();
   drawMarks();
+  drawLoss();
   drawMultiples();
 }
 
