@@ -110,10 +110,7 @@ tf = SimpleNamespace(
     reduce_sum=lambda x, axis: x.sum(axis),
     random=SimpleNamespace(uniform=torch.rand),
     math=SimpleNamespace(
-        sqrt=lambda x: torch.tensor(x).sqrt(),
-        softmax=lambda x: x.softmax(-1),
-        log=torch.log,
-        sigmoid=torch.sigmoid,
+        sqrt=lambda x: torch.tensor(x).sqrt(), softmax=lambda x: x.softmax(-1), log=torch.log, sigmoid=torch.sigmoid
     ),
     GradientTape=GradientTape,
     keras=SimpleNamespace(

@@ -13,7 +13,7 @@ import torch
 import attemper
 from attemper.errors import InputError
 from attemper.report.explanation import explanation_page
-from attemper.types import Explanation
+from attemper.types import Explanation, Fingerprint
 from tests.support.engine_converters import (
     initialised,
     permuted_features,
@@ -44,7 +44,7 @@ def both_ways(name: str, precision: str, change: Change) -> tuple[Explanation, E
     return one, two
 
 
-@pytest.mark.quick("float32-q-0-llama", "float32-k-2-gpt2", "bfloat16-qk-2-qwen2", "bfloat16-k-0-bert")
+@pytest.mark.quick("float32-q-0-llama")
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "qwen2", "qwen3"])
 @pytest.mark.parametrize("site", [0, 2])
 @pytest.mark.parametrize("roles", ["q", "k", "qk"])
@@ -57,7 +57,7 @@ def test_new_weights_are_no_factor_of_the_old_ones(precision: str, roles: str, s
         assert found.site == clean(name, False).sites[site].name
 
 
-@pytest.mark.quick("float32-q-tied", "bfloat16-swapped")
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize(
     "change",
     [
@@ -73,20 +73,17 @@ def test_queries_in_the_place_of_keys_are_no_factor(precision: str, change: Chan
         assert found.value is None, found.message
 
 
-@pytest.mark.quick("bfloat16-k")
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("role", ["q", "k"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_noise_in_a_deep_layer_is_no_bias(precision: str, role: str):
-    def change(model: Tiny) -> Any:
-        def edit() -> None:
-            for site in (2, 3):
-                weight = projection(model, site, role)
-                weight.copy_(noise(weight, 0.1))
-
-        return rewritten(model, edit)
+    def edit(model: Tiny) -> None:
+        for site in (2, 3):
+            weight = projection(model, site, role)
+            weight.copy_(noise(weight, 0.1))
 
     for name in ("llama", "gpt2"):
-        found, _ = both_ways(name, precision, change)
+        found, _ = both_ways(name, precision, lambda model: rewritten(model, lambda: edit(model)))
         assert found.kind == "weights", found.message
         part = "queries" if role == "q" else "keys"
         assert f"{part} differ by" in found.message
@@ -116,7 +113,7 @@ def test_factors_that_heads_do_not_share_are_told_head_by_head():
     assert "0.83333, 1.25, 0.66667 times that of run a, head by head" in found.message
 
 
-@pytest.mark.quick("float32-qk-llama", "bfloat16-k-phi")
+@pytest.mark.quick("float32-qk-llama")
 @pytest.mark.parametrize("name", ["llama", "qwen2", "phi"])
 @pytest.mark.parametrize("roles", ["qk", "q", "k"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -146,6 +143,7 @@ def test_weights_that_a_file_does_not_keep_are_told_by_queries_and_keys_alone():
     assert "correlation 0.0" in found.message
 
 
+@pytest.mark.quick("0.02")
 @pytest.mark.parametrize("std", [0.02, 128**-0.5, 384**-0.5])
 def test_weights_look_new_by_the_spread_of_an_initialiser(std: float):
     found, _ = both_ways("bert", "float32", lambda model: initialised(model, [1], "v", std))
@@ -163,15 +161,16 @@ def test_an_output_projection_is_named_where_no_attention_follows():
 
 
 def test_a_layer_that_stands_twice_is_named_both_ways():
-    def change(model: Tiny) -> Any:
-        return rewritten(model, lambda: model.model.layers[2].load_state_dict(model.model.layers[1].state_dict()))
+    def edit(model: Tiny) -> Any:
+        return model.model.layers[2].load_state_dict(model.model.layers[1].state_dict())
 
-    found, back = both_ways("llama", "float32", change)
+    found, back = both_ways("llama", "float32", lambda model: rewritten(model, lambda: edit(model)))
     assert (found.kind, found.site) == ("order_of_layers", "layers.2.self_attn"), found.message
     assert "are those of layers.1.self_attn in the other run" in found.message
     assert "of run a are those" in back.message
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_documents_whose_positions_start_anew_are_documents(name: str):
     model = tiny(name)
@@ -182,15 +181,16 @@ def test_documents_whose_positions_start_anew_are_documents(name: str):
     b = attemper.fingerprint(
         model.model, [{"input_ids": ids, "attention_mask": same.expand(2, 1, 96, 96), "position_ids": positions}]
     )
-    a = attemper.fingerprint(model.model, [{"input_ids": ids}])
+    a = clean(name, False)
     assert attemper.explain(a, b).kind == attemper.explain(b, a).kind == "documents"
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_padding_that_one_run_shows_is_padding(name: str):
     model = tiny(name).model
     batch = batch_of(name, True)
-    hidden = attemper.fingerprint(model, [batch])
+    hidden = clean(name, True)
     ones = attemper.fingerprint(model, [batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}])
     bare = attemper.fingerprint(model, [{"input_ids": batch["input_ids"]}])
     for a, b, run in ((hidden, ones, "a"), (hidden, bare, "a"), (ones, hidden, "b")):
@@ -210,7 +210,7 @@ def test_padding_that_another_mask_hides_is_not_shown():
     seen = batch["attention_mask"][:, None, None].bool().expand(-1, 1, 96, -1)
     b = attemper.fingerprint(model, [batch | {"attention_mask": seen}])
     with pytest.raises(InputError, match="take fingerprints of the same tokens"):
-        attemper.explain(attemper.fingerprint(model, [batch]), b)
+        attemper.explain(clean("bert", True), b)
 
 
 def test_a_number_of_a_mask_stands_only_where_every_row_has_it():
@@ -225,7 +225,10 @@ def test_a_number_of_a_mask_stands_only_where_every_row_has_it():
     assert attemper.explain(a, replace(b, sites=(site, *b.sites[1:]))).value is None
 
 
-def masked(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], hidden: float = -torch.inf) -> Any:
+Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def masked(name: str, rule: Rule, hidden: float = -torch.inf) -> Fingerprint:
     """A fingerprint with a mask by the places of rows [N, 1] and keys [1, N], ``hidden`` where none is seen."""
     ids = batch_of(name, False)["input_ids"]
     places = torch.arange(ids.shape[1])
@@ -234,76 +237,80 @@ def masked(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     return attemper.fingerprint(tiny(name).model, [{"input_ids": ids, "attention_mask": mask}])
 
 
-def explained(a: attemper.types.Fingerprint, b: attemper.types.Fingerprint, kind: str, words: str) -> None:
-    """Both ways round: a kind at the first site, no number, and words."""
+def ending(*ends: int) -> Rule:
+    """Documents that end at these places."""
+    at = torch.tensor(ends)
+    return lambda row, key: (key <= row) & (torch.bucketize(key, at) == torch.bucketize(row, at))
+
+
+@pytest.mark.quick("bert", "first among")
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "kind", "words"),
+    [
+        ("bert", None, lambda row, key: (row - key).abs() < 9, "window", "9 keys to each side in run {run}"),
+        (
+            *("llama", None, lambda row, key: (key <= row) & ((row - key < 10) | (key < 4)), "window"),
+            "run {run} sees 14 keys of a row at most, the first among them",
+        ),
+        (
+            *("llama", None, lambda row, key: (key <= row) & (key // 24 == row // 24), "documents"),
+            "run {run} attends in stretches of 24 keys",
+        ),
+        ("llama", ending(30, 65), ending(40, 60), "documents", "a sequence begin at other places in run b"),
+    ],
+)
+def test_a_mask_is_named_at_the_first_site_with_no_number(
+    name: str, right: Rule | None, wrong: Rule, kind: str, words: str
+):
+    a, b = clean(name, False) if right is None else masked(name, right), masked(name, wrong)
     for one, two, run in ((a, b, "b"), (b, a, "a")):
         found = attemper.explain(one, two)
         assert (found.kind, found.site, found.value) == (kind, a.sites[0].name, None), found.message
         assert words.format(run=run) in found.message
 
 
-def test_a_window_that_keeps_the_first_tokens_is_a_window():
-    b = masked("llama", lambda row, key: (key <= row) & ((row - key < 10) | (key < 4)))
-    explained(clean("llama", False), b, "window", "run {run} sees 14 keys of a row at most, the first among them")
-
-
-def test_a_window_to_both_sides_is_a_window():
-    b = masked("bert", lambda row, key: (row - key).abs() < 9)
-    explained(clean("bert", False), b, "window", "a window of 9 keys to each side in run {run}")
-
-
-def test_documents_that_end_elsewhere_are_documents():
-    ends = torch.tensor([30, 65]), torch.tensor([40, 60])
-    a, b = (
-        masked("llama", lambda row, key, e=each: (key <= row) & (torch.bucketize(key, e) == torch.bucketize(row, e)))
-        for each in ends
+def test_a_number_that_hides_keys_is_no_other_mask():
+    a, large, largest, small = (
+        masked("bert", lambda row, key: key < 60 + 0 * row, hidden)
+        for hidden in (-torch.inf, -1e4, torch.finfo(torch.float32).min, -20.0)
     )
-    explained(a, b, "documents", "documents of a sequence begin at other places in run b")
+    assert not attemper.explain(a, large).is_fault
+    assert not attemper.explain(a, largest).is_fault
+    assert attemper.explain(a, small).is_fault
 
 
-def test_documents_of_one_length_are_told_as_stretches():
-    b = masked("llama", lambda row, key: (key <= row) & (key // 24 == row // 24))
-    explained(clean("llama", False), b, "documents", "run {run} attends in stretches of 24 keys")
-
-
-@pytest.mark.parametrize("hidden", [-1e4, -1e9, torch.finfo(torch.float32).min])
-def test_a_number_that_hides_keys_is_no_other_mask(hidden: float):
-    a, b = (masked("bert", lambda row, key: key < 60 + 0 * row, number) for number in (-torch.inf, hidden))
-    assert not attemper.explain(a, b).is_fault
-    c = masked("bert", lambda row, key: key < 60 + 0 * row, -20.0)
-    assert attemper.explain(a, c).is_fault
-
-
+@pytest.mark.quick("float32-llama")
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_a_token_whose_embedding_is_missing_is_told_where_it_enters(name: str):
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_token_whose_embedding_is_missing_is_told_where_it_enters(precision: str, name: str):
     def change(model: Tiny) -> Any:
         embeddings = next(part for part in model.model.modules() if isinstance(part, torch.nn.Embedding))
         often = batch_of(name, False)["input_ids"].flatten().mode().values
         return rewritten(model, lambda: embeddings.weight[often].zero_())
 
-    for precision in PRECISIONS:
-        for found in both_ways(name, precision, change):
-            assert (found.kind, found.stage) == ("input", "residual"), found.message
+    for found in both_ways(name, precision, change):
+        assert (found.kind, found.stage) == ("input", "residual"), found.message
 
 
+def turning(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Fingerprint:
+    """A fingerprint with other angles."""
+    model = tiny(name).model
+    rotary = next(part for name, part in model.named_modules() if name.endswith("rotary_emb"))
+    rotary.inv_freq.copy_(change(rotary.inv_freq))
+    return attemper.fingerprint(model, [batch_of(name, False)])
+
+
+@pytest.mark.quick("25000000.0")
 @pytest.mark.parametrize("base", [1e3, 2.5e7])
 def test_a_base_has_its_number_both_ways_where_few_pairs_turn_fast(base: float):
-    model = tiny("phi")
-    rotary = next(part for name, part in model.model.named_modules() if name.endswith("rotary_emb"))
-    own = rotary.inv_freq.clone()
-    prints = []
-    try:
-        for used in (1e4, base):
-            rotary.inv_freq.copy_(used ** (-torch.arange(len(own)) / len(own)))
-            prints.append(attemper.fingerprint(model.model, [batch_of("phi", False)]))
-    finally:
-        rotary.inv_freq.copy_(own)
-    for one, two, wanted in ((prints[0], prints[1], base), (prints[1], prints[0], 1e4)):
+    a, b = (turning("phi", lambda own, used=used: used ** (-torch.arange(len(own)) / len(own))) for used in (1e4, base))
+    for one, two, wanted in ((a, b, base), (b, a, 1e4)):
         found = attemper.explain(one, two)
         assert found.kind == "rotary"
         assert found.value == pytest.approx(wanted, rel=0.05), found.message
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_half_that_was_loaded_twice_is_not_swapped_with_itself():
     def change(model: Tiny) -> Any:
         weight = model.model.layers[1].self_attn.q_proj.weight
@@ -315,31 +322,17 @@ def test_a_half_that_was_loaded_twice_is_not_swapped_with_itself():
 
 
 def test_a_layer_that_turns_nothing_has_no_factor_of_positions():
-    model = tiny("llama")
-    rotary = next(part for name, part in model.model.named_modules() if name.endswith("rotary_emb"))
-    own = rotary.inv_freq.clone()
-    try:
-        rotary.inv_freq.zero_()
-        b = attemper.fingerprint(model.model, [batch_of("llama", False)])
-    finally:
-        rotary.inv_freq.copy_(own)
-    b = replace(b, sites=tuple(replace(site, inv_freq=tuple(own.tolist())) for site in b.sites))
-    found = attemper.explain(clean("llama", False), b)
+    a, b = clean("llama", False), turning("llama", torch.zeros_like)
+    told = [replace(site, inv_freq=own.inv_freq) for site, own in zip(b.sites, a.sites, strict=True)]
+    b = replace(b, sites=tuple(told))
+    found = attemper.explain(a, b)
     assert (found.kind, found.value) == ("rotary", None), found.message
 
 
 def test_what_is_added_by_distance_hides_no_key():
-    steep = [
-        masked("gpt2", lambda row, key: key <= row, -torch.inf),
-        added("gpt2", lambda row, key: -200.0 * (row - key).abs()),
-    ]
-    assert (steep[1].sites[0].counts["visible_keys"] == steep[0].sites[0].counts["visible_keys"]).all()
-
-
-def added(name: str, rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> attemper.types.Fingerprint:
-    """A fingerprint with numbers added to the scores of earlier keys."""
-    ids = batch_of(name, False)["input_ids"]
+    ids = batch_of("gpt2", False)["input_ids"]
     places = torch.arange(ids.shape[1])
-    row, key = places[:, None], places[None]
-    mask = torch.where(key <= row, rule(row, key), -torch.inf).expand(len(ids), 1, -1, -1)
-    return attemper.fingerprint(tiny(name).model, [{"input_ids": ids, "attention_mask": mask}])
+    distance = places[:, None] - places[None]
+    mask = torch.where(distance >= 0, -200.0 * distance, -torch.inf).expand(len(ids), 1, -1, -1)
+    b = attemper.fingerprint(tiny("gpt2").model, [{"input_ids": ids, "attention_mask": mask}])
+    assert (b.sites[0].counts["visible_keys"] == clean("gpt2", False).sites[0].counts["visible_keys"]).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -43,8 +44,8 @@ SHORT = {
 
 
 @pytest.mark.quick(
-    *("bfloat16-scale-of_the_call", "bfloat16-window-off", "float32-sink-left", "bfloat16-rotary-base", "float32-logn"),
-    *("bfloat16-key_rounding", "float32-grouping", "bfloat16-head_order-of", "float32-bias", "bfloat16-values-one"),
+    *("bfloat16-scale-of_the_call", "bfloat16-window-off", "float32-sink-left", "bfloat16-rotary-base"),
+    *("bfloat16-key_rounding", "float32-grouping", "bfloat16-values-one"),
 )
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.variant}".replace(" ", "_"))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -64,6 +65,7 @@ def test_a_fault_is_named_at_its_site(fault: Fault, precision: str):
     assert found.found.is_fault
 
 
+@pytest.mark.quick("bert")
 @pytest.mark.parametrize(
     ("architecture", "kind", "size", "heads"), [("gpt_oss", "scale", 1.05, "1"), ("bert", "values", 0.1, "3")]
 )
@@ -81,7 +83,7 @@ def test_a_mask_of_an_encoder_is_patched_in_eager_attention_as_well():
     assert found.named, str(found)
 
 
-@pytest.mark.quick("bfloat16", "padding")
+@pytest.mark.quick("padding", "split")
 @pytest.mark.parametrize("way", [*HARMLESS[:2], "padding side, other kernel", "batch split, bfloat16"])
 def test_a_harmless_pair_is_not_blamed(way: str):
     pair = harmless(way, "llama", 0)
@@ -93,7 +95,7 @@ def test_a_harmless_pair_is_not_blamed(way: str):
 
 
 def test_heads_are_compared_by_number_whatever_each_run_keeps():
-    model = tiny("gpt2")
+    model = tiny("gpt2", layers=2)
     fault = next(one for one in FAULTS if one.variant == "one head")
     a = attemper.fingerprint(model.model, [tokens()], heads=[0, 1, 3])
     with fault.patch(model, [1], 1.3):
@@ -104,14 +106,14 @@ def test_heads_are_compared_by_number_whatever_each_run_keeps():
     assert (found.kind, found.value) == ("scale", pytest.approx(1.3, rel=1e-3))
     assert found.extent.endswith("heads 1 of 4")
     found = attemper.explain(a, swapped)  # head 1 alone is in both
-    assert (found.kind, found.extent) == ("scale", "from site 2 of 4 on")
+    assert (found.kind, found.extent) == ("scale", "from site 2 of 2 on")
     with pytest.raises(InputError, match=r"no head that both keep: 0, 1, 3 in a, 2 in b: take both with the same head"):
         attemper.explain(a, other)
 
 
 def test_groups_that_one_run_keeps_and_the_other_does_not_are_left_out():
     model = tiny("llama")
-    a = attemper.fingerprint(model.model, [tokens()])
+    a = clean("llama", False)
     fault = next(one for one in FAULTS if one.variant == "of queries" and one.kind == "head_order")
     with fault.patch(model, [0], 0.0):
         found = attemper.explain(a, attemper.fingerprint(model.model, [tokens()], heads=[0, 3]))
@@ -126,7 +128,7 @@ def test_groups_that_one_run_keeps_and_the_other_does_not_are_left_out():
 
 def test_a_scale_that_was_mended_with_few_digits_is_equivalent():
     model = tiny("llama")
-    a = attemper.fingerprint(model.model, [tokens()])
+    a = clean("llama", False)
     for module in model.attentions:
         module.q_proj.weight.data *= 1.4591234
         module.scaling /= 1.4591
@@ -139,6 +141,7 @@ def test_a_scale_that_was_mended_with_few_digits_is_equivalent():
     assert found.is_fault, found.message
 
 
+@pytest.mark.slow("of the benchmark alone")
 def test_what_is_above_the_noise_is_measured_without_the_namer():
     fault = next(one for one in FAULTS if one.variant == "norm")
     model = tiny("llama", dtype=torch.bfloat16)
@@ -149,23 +152,12 @@ def test_what_is_above_the_noise_is_measured_without_the_namer():
     assert outcome(fault, tiny("llama"), 0.5, [2], "float32", "sdpa").above_noise is None
 
 
-def test_two_faults_at_once_are_both_told():
-    said = list(double_faults("llama", "float32"))
-    assert len(said) == 4
+def test_two_faults_at_once_are_both_told(full_size: bool):
+    said = list(islice(double_faults("llama", "float32"), None if full_size else 1))
+    assert len(said) == (4 if full_size else 1)
     for first, second, found in said:
         assert found.kind == first, found.message
         assert second in [one.kind for one in found.also], found.message
-
-
-def test_a_factor_that_the_scale_takes_back_is_equivalent():
-    model = tiny("llama")
-    a = attemper.fingerprint(model.model, [tokens()])
-    for module in model.attentions:
-        module.scaling /= 4
-        module.q_proj.weight.data *= 4
-    found = attemper.explain(a, attemper.fingerprint(model.model, [tokens()]))
-    assert found.kind == "equivalent", found.message
-    assert not found.is_fault
 
 
 def test_the_explanation_is_json_without_nan():
@@ -179,21 +171,25 @@ def test_the_explanation_is_json_without_nan():
 
 
 def test_what_is_not_comparable_is_refused_by_what_differs():
-    a = clean("llama", False)
-    model = tiny("llama")
-    with pytest.raises(InputError, match=r"the tokens differ \(hash"):
-        attemper.explain(a, attemper.fingerprint(model.model, [tokens(1)]))
-    with pytest.raises(InputError, match=r"3 sequences \(tokens: 96, 96, 96\)"):
-        attemper.explain(a, attemper.fingerprint(model.model, [tokens(0, 3)]))
-    with pytest.raises(InputError, match=r"a has 4 sites of attention and b 2; layers\.2\.self_attn has no partner"):
-        attemper.explain(a, attemper.fingerprint(tiny("llama", layers=2).model, [tokens()]))
-    reason = "its eager attention is given a bool mask"
-    apart = replace(a, sites=a.sites[1:], skipped={"layers.0.self_attn": reason})
+    model = tiny("llama", layers=1)
+    config: Any = model.model.config
+    a = attemper.fingerprint(model.model, [tokens()])
+    small = type(model.model)(type(config)(**{**config.to_dict(), "num_attention_heads": 2, "head_dim": 32})).eval()
+    for other, batch, words in (
+        (model.model, tokens(1), r"the tokens differ \(hash"),
+        (model.model, tokens(0, 3), r"3 sequences \(tokens: 96, 96, 96\)"),
+        (
+            tiny("llama", layers=2).model,
+            tokens(),
+            r"a has 1 site of attention and b 2; layers\.1\.self_attn has no partner",
+        ),
+        (small, tokens(), r"site 0 \(layers\.0\.self_attn\) differs in its heads: 4 in a, 2 in b"),
+    ):
+        with pytest.raises(InputError, match=words):
+            attemper.explain(a, attemper.fingerprint(other, [batch]))
+    whole, reason = clean("llama", False), "its eager attention is given a bool mask"
+    apart = replace(whole, sites=whole.sites[1:], skipped={"layers.0.self_attn": reason})
     with pytest.raises(InputError, match=rf"layers\.0\.self_attn has no partner.*\.0\.self_attn of b: {reason}"):
-        attemper.explain(a, apart)
+        attemper.explain(whole, apart)
     with pytest.raises(InputError, match="explain\\(b\\) must be a fingerprint"):
         attemper.explain(a, "b.safetensors")  # pyright: ignore[reportArgumentType]
-    other: Any = tiny("llama").model
-    small = type(other)(type(other.config)(**{**other.config.to_dict(), "num_attention_heads": 2, "head_dim": 32}))
-    with pytest.raises(InputError, match=r"site 0 \(layers\.0\.self_attn\) differs in its heads: 4 in a, 2 in b"):
-        attemper.explain(a, attemper.fingerprint(small.eval(), [tokens()]))

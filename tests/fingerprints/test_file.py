@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,17 @@ from attemper.fingerprints.site import COUNTS, STATISTICS, chosen_rows, chosen_s
 from tests.support.engine_models import tiny, tokens
 from tests.support.engine_patches import biased
 
-SITE_ARRAYS = (
-    *("rows", "pair_keys", "raw", "final", "residual", "input", "output", "recomputed", "tiled"),
-    *LATER,
-)
+SITE_ARRAYS = (*("rows", "pair_keys", "raw", "final", "residual", "input", "output", "recomputed", "tiled"), *LATER)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
+@cache
+def taken(dtype: str = "float32") -> attemper.types.Fingerprint:
+    return attemper.fingerprint(tiny("llama", layers=2, dtype=getattr(torch, dtype)).model, [tokens()])
+
+
+@pytest.fixture(params=["float32", "bfloat16", "float16"])
 def found(request: pytest.FixtureRequest) -> attemper.types.Fingerprint:
-    model = tiny("llama", layers=2, dtype=getattr(torch, request.param)).model
-    return attemper.fingerprint(model, [tokens()])
+    return taken(request.param)
 
 
 def test_what_is_saved_comes_back_bit_for_bit(found: attemper.types.Fingerprint, tmp_path: Path):
@@ -72,7 +74,7 @@ def test_numbers_that_are_added_to_scores_come_back_bit_for_bit(tmp_path: Path):
         whole = attemper.fingerprint(model.model, [tokens()])
     back = attemper.open(whole.save(tmp_path / "a.safetensors"))
     np.testing.assert_array_equal(whole.sites[1].final, back.sites[1].final)
-    found = attemper.explain(attemper.fingerprint(model.model, [tokens()]), back)
+    found = attemper.explain(taken(), back)
     assert (found.kind, found.site) == ("distance_bias", whole.sites[1].name)
 
 
@@ -90,11 +92,11 @@ def size_of_heads(path: Path) -> int:
 
 
 def test_thinned_heads_come_back(tmp_path: Path):
-    model = tiny("llama", layers=2).model
-    path = attemper.fingerprint(model, [tokens()], heads=[3]).save(tmp_path / "thin.safetensors")
+    thin = attemper.fingerprint(tiny("llama", layers=2).model, [tokens()], heads=[3])
+    path = thin.save(tmp_path / "thin.safetensors")
     back = attemper.open(path)
     assert [site.kept_heads for site in back.sites] == [(2, 3), (2, 3)]
-    whole = attemper.fingerprint(model, [tokens()])
+    whole = taken()
     sizes = [size_of_heads(one) for one in (path, whole.save(tmp_path / "all"))]
     assert sizes[1] > 1.7 * sizes[0]
     assert attemper.explain(whole, back).kind == "none"
@@ -127,7 +129,7 @@ def of_version_1(found: attemper.types.Fingerprint, path: Path, bits: int) -> Pa
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("bfloat16", 16)])
 def test_files_of_the_first_version_are_read(dtype: str, bits: int, tmp_path: Path):
-    found = attemper.fingerprint(tiny("llama", layers=2, dtype=getattr(torch, dtype)).model, [tokens()])
+    found = taken(dtype)
     path = of_version_1(found, tmp_path / "old.safetensors", bits)
     assert size_of_heads(path) > 1.4 * size_of_heads(found.save(tmp_path / "new.safetensors"))
     old = attemper.open(path)
@@ -204,15 +206,13 @@ def test_whole_numbers_take_as_few_bits_as_they_need(high: int, dtype: type):
 
 
 def test_no_ids_are_in_the_file(tmp_path: Path):
-    batch = tokens()
-    path = attemper.fingerprint(tiny("llama", layers=2).model, [batch]).save(tmp_path / "a.safetensors")
-    content = path.read_bytes()
+    content = taken().save(tmp_path / "a.safetensors").read_bytes()
     for kind in (torch.int64, torch.int32, torch.int16, torch.uint8):
-        assert bytes(batch["input_ids"][0, :12].to(kind).numpy()) not in content
+        assert bytes(tokens()["input_ids"][0, :12].to(kind).numpy()) not in content
 
 
 def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path):
-    good = attemper.fingerprint(tiny("llama", layers=2).model, [tokens()]).save(tmp_path / "good.safetensors")
+    good = taken().save(tmp_path / "good.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(good.read_bytes()[:-1000])
     with pytest.raises(InputError, match=r"cut\.safetensors is cut off, or nothing that attemper wrote"):

@@ -42,6 +42,7 @@ def _edited(run: Fingerprint, site: int, name: str, number: float, row: int = 3)
     return replace(run, sites=tuple(sites))
 
 
+@pytest.mark.quick("k_proj.weight-weights-layers.1.self_attn-q and k-heads 0, 1 of 4-nan", "model output--inf")
 @pytest.mark.parametrize("number", [NAN, INF])
 @pytest.mark.parametrize(
     ("architecture", "weight", "kind", "site", "stage", "heads"),
@@ -70,6 +71,7 @@ def test_one_weight_that_is_not_finite_is_a_fault_at_its_site(architecture, weig
     assert "the same ones: whether they differ cannot be told" in both.message
 
 
+@pytest.mark.quick("nan", "final-scores-inf")
 @pytest.mark.parametrize("number", [NAN, INF])
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -132,6 +134,7 @@ def test_infinite_numbers_survive_16_bits_and_the_file(tmp_path: Path):
     assert attemper.explain(a, b).kind == "values"
 
 
+@pytest.mark.quick("k_proj")
 @pytest.mark.parametrize("weight", ["q_proj", "k_proj"])
 def test_a_projection_of_zeros_is_told_by_its_vectors(weight: str):
     a, b = clean("llama", False), _with("llama", f"{LLAMA}.{weight}.weight", 0.0)
