@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from attemper.types import Calibration
-from tests.cli.test_cli import Run, checkpoint, one_line, run
+from tests.cli.test_cli import checkpoint, saved
 from tests.support import encoder
+from tests.support.command import Run, one_line
 
 tf = pytest.importorskip("transformers")
-__all__ = ["checkpoint", "run"]
+__all__ = ["checkpoint", "saved"]
 
 
 @pytest.fixture
@@ -42,22 +43,18 @@ def test_without_a_model_the_one_that_ships_is_calibrated_on_the_text_that_ships
     assert f"in bits/byte: {found.before / math.log(2):.4f} -> {found.after / math.log(2):.4f}" in ended.out
 
 
-def test_json_is_one_document_with_nats_and_bits(run: Run, checkpoint: Path, words: Path) -> None:
-    ended = run("calibrate", checkpoint, "--text", words, "--per", "head", "--max-length", 16, "--json")
+def test_json_has_nats_and_bits_and_the_folded_folder_is_a_model_of_plain_transformers(
+    run: Run, checkpoint: Path, words: Path, tmp_path: Path
+) -> None:
+    given = ("--text", words, "--max-length", 16, "--method", "grid", "--per", "head", "--json")
+    ended = run("calibrate", checkpoint, *given, "--fold", tmp_path / "folded", "--out", tmp_path, "--force")
+    assert ended.code == 0, ended.err
     document = json.loads(ended.out)
     assert document["per"] == "head"
     assert [len(found) for found in document["temperatures"].values()] == [2, 2]
     assert document["bits"]["unit"] == "bits/token"
     assert document["bits"]["before"] == pytest.approx(document["before"] / math.log(2))
     assert document["held_out"] >= 8
-
-
-def test_the_folded_folder_is_a_model_of_plain_transformers(
-    run: Run, checkpoint: Path, words: Path, tmp_path: Path
-) -> None:
-    given = ("--text", words, "--max-length", 16, "--method", "grid")
-    ended = run("calibrate", checkpoint, *given, "--fold", tmp_path / "folded", "--out", tmp_path, "--force")
-    assert ended.code == 0, ended.err
     assert f"wrote the temperatures to {tmp_path / 'attemper.safetensors'}\n" in ended.err
     assert f"wrote {tmp_path / 'folded'}: the model with its temperatures folded in" in ended.err
     found = Calibration.load(tmp_path)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from attemper.cli.arguments import TEXT
 from tests.support import encoder
-from tests.support.command import Ended, run_command
+from tests.support.command import Run, one_line
 
 tf = pytest.importorskip("transformers")
-
-
-Run = Callable[..., Ended]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: object, stdin: str | bytes = "") -> Ended:
-        monkeypatch.setattr(
-            "sys.stdin", io.TextIOWrapper(io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode()))
-        )
-        capsys.readouterr()  # what the fixtures printed
-        return run_command(monkeypatch, capsys, *arguments)
-
-    return command
 
 
 @pytest.fixture
@@ -44,10 +25,10 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small decoder with a real tokenizer, saved as people save them."""
-    folder = tmp_path / "tiny-gpt2"
+    folder = tmp_path_factory.mktemp("saved") / "tiny-gpt2"
     tokenizer = tf.AutoTokenizer.from_pretrained(str(encoder.folder()))
     config = tf.GPT2Config(
         vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=2
@@ -57,13 +38,10 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def one_line(ended: Ended, code: int, message: str) -> None:
-    """The command failed with one line on stderr that holds ``message``, and nothing on stdout."""
-    assert ended.code == code
-    assert ended.out == ""
-    assert ended.err.count("\n") == 1, ended.err
-    assert ended.err.startswith("attemper: ")
-    assert message in ended.err, ended.err
+@pytest.fixture
+def checkpoint(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(saved, tmp_path / saved.name)
 
 
 def test_scan_prints_a_table_of_layers_and_heads(run: Run, text: Path) -> None:
@@ -81,23 +59,18 @@ def test_scan_json_is_one_document_on_stdout(run: Run, text: Path) -> None:
     assert ended.err == ""
 
 
-def test_the_text_that_ships_is_read_when_none_is_given(run: Run) -> None:
-    ended = run("scan", encoder.folder(), "--json")
+def test_the_text_that_ships_is_read_when_none_is_given(run: Run, checkpoint: Path) -> None:
+    ended = run("scan", checkpoint, "--json")
     assert json.loads(ended.out)["tokens"] > 500
 
 
-def test_without_a_model_the_one_that_ships_is_scanned(run: Run) -> None:
-    ended = run("scan", "--json")
+def test_without_a_model_the_one_that_ships_is_scanned_with_a_page_beside_the_document(run: Run, tmp_path: Path):
+    ended = run("scan", "--json", "--html", tmp_path / "page.html")
     document = json.loads(ended.out)
     assert document["model"] == "attemper's byte-level model"
     assert [len(site["heads"]) for site in document["sites"]] == [4] * 4
     assert document["tokens"] == len(TEXT.read_bytes())
     assert {alarm["severity"] for alarm in document["alarms"]} <= {"notice"}
-
-
-def test_html_writes_a_page_beside_the_document(run: Run, tmp_path: Path) -> None:
-    ended = run("scan", "--json", "--html", tmp_path / "page.html")
-    assert json.loads(ended.out)["schema"] == 2
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
@@ -116,20 +89,21 @@ def test_a_text_longer_than_the_model_is_read_in_windows_that_all_count(run: Run
     assert document["sites"][0]["keys"] == 32
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_the_batch_size_changes_no_number(run: Run, checkpoint: Path, text: Path, batch_size: int) -> None:
-    one = json.loads(run("scan", checkpoint, "--text", text, "--json", "--batch-size", 64).out)
-    two = json.loads(run("scan", checkpoint, "--text", text, "--json", "--batch-size", batch_size).out)
-    assert one["tokens"] == two["tokens"]
-    for a, b in zip(one["sites"], two["sites"], strict=True):
-        for x, y in zip(a["heads"], b["heads"], strict=True):
-            assert x["entropy_nats"] == pytest.approx(y["entropy_nats"], abs=1e-6)
+def test_the_batch_size_changes_no_number(run: Run, checkpoint: Path, text: Path) -> None:
+    one, *others = (
+        json.loads(run("scan", checkpoint, "--text", text, "--json", "--batch-size", size).out) for size in (64, 1, 5)
+    )
+    for two in others:
+        assert one["tokens"] == two["tokens"]
+        for a, b in zip(one["sites"], two["sites"], strict=True):
+            for x, y in zip(a["heads"], b["heads"], strict=True):
+                assert x["entropy_nats"] == pytest.approx(y["entropy_nats"], abs=1e-6)
 
 
 def test_a_limit_of_ones_own_raises_the_alarm_and_can_fail_the_command(run: Run, text: Path) -> None:
     limits = ("--limit", "logits=1", "--json")
-    assert run("scan", encoder.folder(), "--text", text, *limits).code == 0
-    ended = run("scan", encoder.folder(), "--text", text, *limits, "--fail-on-alarm")
+    assert run("scan", "--text", text, *limits).code == 0
+    ended = run("scan", "--text", text, *limits, "--fail-on-alarm")
     assert ended.code == 3
     assert {alarm["kind"] for alarm in json.loads(ended.out)["alarms"]} >= {"logits"}
 
@@ -141,8 +115,8 @@ def test_notices_do_not_fail_the_command(run: Run, text: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_another_type_of_weights_is_scanned(run: Run, text: Path, dtype: str) -> None:
-    ended = run("scan", encoder.folder(), "--text", text, "--dtype", dtype, "--json")
+def test_another_type_of_weights_is_scanned(run: Run, checkpoint: Path, text: Path, dtype: str) -> None:
+    ended = run("scan", checkpoint, "--text", text, "--dtype", dtype, "--json")
     assert json.loads(ended.out)["sites"][0]["heads"][0]["entropy_nats"] > 0
 
 
@@ -163,43 +137,26 @@ def test_bad_usage_ends_with_2_before_anything_is_loaded(run: Run, arguments: tu
     assert message in ended.err.replace("\n", " ")
 
 
-def test_a_folder_that_is_not_there(run: Run) -> None:
-    one_line(run("scan", "/no/such/folder"), 1, "there is no folder /no/such/folder")
-
-
-def test_a_folder_without_a_model(run: Run, tmp_path: Path) -> None:
-    one_line(run("scan", tmp_path), 1, "holds no model: there is no config.json in it")
-
-
-def test_a_file_instead_of_a_folder(run: Run, text: Path) -> None:
-    one_line(run("scan", text), 1, "is a file; give the folder")
-
-
-def test_an_empty_text(run: Run) -> None:
-    one_line(run("scan", encoder.folder(), "--text", "-", stdin=" \n "), 1, "the text is empty")
-
-
-def test_a_text_that_is_not_there(run: Run) -> None:
-    one_line(run("scan", encoder.folder(), "--text", "/no/text"), 1, "the text /no/text cannot be read")
-
-
-def test_standard_input_that_is_no_text(run: Run) -> None:
-    one_line(run("scan", "--text", "-", stdin=b"\xff\xfe"), 1, "standard input is not UTF-8 text")
-
-
-def test_the_shipped_model_refuses_what_it_cannot_do(run: Run) -> None:
-    one_line(run("scan", "--device", "nowhere"), 1, "device 'nowhere' cannot be used")
-    one_line(run("scan", "--max-length", 9999), 1, "reads at most 256 bytes")
+def test_what_cannot_be_read_is_one_line(run: Run, text: Path, tmp_path: Path) -> None:
+    model = encoder.folder()
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x80")
+    for arguments, stdin, message in (
+        (("/no/such/folder",), "", "there is no folder /no/such/folder"),
+        ((tmp_path,), "", "holds no model: there is no config.json in it"),
+        ((text,), "", "is a file; give the folder"),
+        ((model, "--text", "-"), " \n ", "the text is empty"),
+        ((model, "--text", "/no/text"), "", "the text /no/text cannot be read"),
+        ((model, "--text", tmp_path / "bytes"), "", "is not UTF-8 text"),
+        (("--text", "-"), b"\xff\xfe", "standard input is not UTF-8 text"),
+        (("--device", "nowhere"), "", "device 'nowhere' cannot be used"),
+        (("--max-length", 9999), "", "reads at most 256 bytes"),
+    ):
+        one_line(run("scan", *arguments, stdin=stdin), 1, message)
 
 
 def test_a_text_shorter_than_a_window_is_as_long_as_it_is(run: Run) -> None:
     site = json.loads(run("scan", "--text", "-", "--json", stdin="hi").out)["sites"][0]
     assert (site["queries"], site["keys"], site["heads"][0]["rows"]) == (2, 2, 2)
-
-
-def test_a_text_that_is_no_text(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\x80")
-    one_line(run("scan", encoder.folder(), "--text", tmp_path / "bytes"), 1, "is not UTF-8 text")
 
 
 def test_pickled_weights_are_refused_unopened(run: Run, checkpoint: Path) -> None:
@@ -209,32 +166,20 @@ def test_pickled_weights_are_refused_unopened(run: Run, checkpoint: Path) -> Non
     assert not Path("/tmp/attemper-was-here").exists()
 
 
-def test_a_model_without_weights(run: Run, checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    one_line(run("scan", checkpoint), 1, "there is no .safetensors file in it")
-
-
-def test_a_truncated_checkpoint(run: Run, checkpoint: Path) -> None:
+def test_a_broken_checkpoint_is_one_line(run: Run, checkpoint: Path) -> None:
     path = checkpoint / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:5000])
+    whole, tensors = path.read_bytes(), {name: tensor.clone() for name, tensor in load_file(path).items()}
+    path.write_bytes(whole[:5000])
     one_line(run("scan", checkpoint), 1, "could not be loaded as a model")
-
-
-def test_a_checkpoint_that_lacks_parameters(run: Run, checkpoint: Path) -> None:
-    path = checkpoint / "model.safetensors"
-    tensors = {name: tensor for name, tensor in load_file(path).items() if "h.1.attn" not in name}
-    save_file(tensors, path, metadata={"format": "pt"})
+    few = {name: tensor for name, tensor in tensors.items() if "h.1.attn" not in name}
+    save_file(few, path, metadata={"format": "pt"})
     one_line(run("scan", checkpoint), 1, "is a broken checkpoint: h.1.attn.c_attn.bias is missing")
-
-
-def test_a_checkpoint_with_parameters_of_another_shape(run: Run, checkpoint: Path) -> None:
-    path = checkpoint / "model.safetensors"
-    tensors = load_file(path)
     name = next(name for name in tensors if name.endswith("h.0.attn.c_attn.weight"))
     save_file(tensors | {name: torch.zeros(3, 3)}, path, metadata={"format": "pt"})
     ended = run("scan", checkpoint)
-    assert ended.code == 1
-    assert ended.out == ""
+    assert (ended.code, ended.out) == (1, "")
+    path.unlink()
+    one_line(run("scan", checkpoint), 1, "there is no .safetensors file in it")
 
 
 def test_a_config_that_is_not_json(run: Run, checkpoint: Path) -> None:
@@ -293,32 +238,3 @@ def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, che
 
 def test_an_unusable_device_is_told(run: Run, checkpoint: Path) -> None:
     one_line(run("scan", checkpoint, "--device", "nowhere"), 1, "device 'nowhere' cannot be used")
-
-
-def test_doctor_shows_versions_and_every_backend(run: Run) -> None:
-    ended = run("doctor")
-    assert ended.code == 0
-    for word in (
-        "attemper",
-        "torch",
-        "transformers",
-        "blocked",
-        "reference",
-        "native",
-        "triton",
-        "statistics gradient",
-    ):
-        assert word in ended.out
-
-
-def test_help_names_every_verb(run: Run) -> None:
-    ended = run("--help")
-    assert ended.code == 0
-    assert "scan" in ended.out
-    assert "doctor" in ended.out
-
-
-def test_the_package_runs_as_a_module() -> None:
-    ended = subprocess.run([sys.executable, "-m", "attemper", "--help"], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0
-    assert "calibrate" in ended.stdout

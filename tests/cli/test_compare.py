@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from attemper import cli, compare
+from attemper import compare
 from attemper.readings.reading import Reading
 from tests.report import readings
 from tests.support import encoder
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.support.command import Run
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def command(*arguments: object, columns: int = 200) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr("sys.argv", ["attemper", "compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return command
+def compared(run: Run) -> Run:
+    return partial(run, "compare")
 
 
 def reading() -> Reading:
@@ -49,8 +40,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return paths
 
 
-def test_two_files_are_compared_by_name_with_a_line_and_a_table_of_the_largest_changes(run: Run, files):
-    code, out, err = run(*files)
+def test_two_files_are_compared_by_name_with_a_line_and_a_table_of_the_largest_changes(compared: Run, files):
+    code, out, err = compared(*files)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "some-model (before.json) -> some-model (after.json)"
@@ -61,22 +52,22 @@ def test_two_files_are_compared_by_name_with_a_line_and_a_table_of_the_largest_c
     assert lines[4].split()[:7] == ["model.layers.1.self_attn", "1", "3", "87.5", "->", "12.5", "-75"]
 
 
-def test_json_is_the_document_of_the_library_and_html_the_page_beside_it(run: Run, files, tmp_path: Path):
-    code, out, err = run(*files, "--json", "--html", tmp_path / "page.html")
+def test_json_is_the_document_of_the_library_and_html_the_page_beside_it(compared: Run, files, tmp_path: Path):
+    code, out, err = compared(*files, "--json", "--html", tmp_path / "page.html")
     assert (code, err) == (0, "")
     names = "some-model (before.json)", "some-model (after.json)"
     assert json.loads(out) == compare(*files, names=names).to_dict()
     assert "some-model (after.json)" in (tmp_path / "page.html").read_text("utf-8")
 
 
-def test_heads_are_listed_by_the_statistic_and_as_many_as_asked_for(run: Run, files):
-    _, out, _ = run(*files, "--sort", "max_logit", "--top", 1)
+def test_heads_are_listed_by_the_statistic_and_as_many_as_asked_for(compared: Run, files):
+    _, out, _ = compared(*files, "--sort", "max_logit", "--top", 1)
     assert "mean max_logit" in out
     assert out.count("model.layers") == 2  # in the line and in the table
     assert "and 7 heads that changed less" in out
 
 
-def test_a_file_of_schema_1_is_compared_with_one_of_schema_2(run: Run, files):
+def test_a_file_of_schema_1_is_compared_with_one_of_schema_2(compared: Run, files):
     old = json.loads(files[0].read_text("utf-8")) | {"schema": 1}
     for site in old["sites"]:
         del site["layer"]
@@ -84,21 +75,21 @@ def test_a_file_of_schema_1_is_compared_with_one_of_schema_2(run: Run, files):
             for name in ("layer", "judged", "support_size", "mean_distance"):
                 del head[name]
     files[0].write_text(json.dumps(old), "utf-8")
-    assert run(*files)[0] == 0
+    assert compared(*files)[0] == 0
 
 
-def test_two_models_are_scanned_on_one_text_and_a_file_stands_beside_a_model(run: Run, tmp_path: Path):
+def test_two_models_are_scanned_on_one_text_and_a_file_stands_beside_a_model(compared: Run, tmp_path: Path):
     pytest.importorskip("transformers")
     text = tmp_path / "text.txt"
     text.write_text("Attention is a weighted mean. " * 20, encoding="utf-8")
-    code, out, _ = run(encoder.folder(), encoder.folder(), "--text", text, "--json")
+    code, out, _ = compared(encoder.folder(), encoder.folder(), "--text", text, "--json")
     document = json.loads(out)
     assert code == 0
     assert len(document["heads"]) == 72
     assert {head["max_logit"]["change"] for head in document["heads"]} == {0.0}
     stored = tmp_path / "scan.json"
     stored.write_text(json.dumps(document), "utf-8")
-    assert "'sites'" in run(stored, encoder.folder(), "--text", text)[2]  # a comparison is no scan
+    assert "'sites'" in compared(stored, encoder.folder(), "--text", text)[2]  # a comparison is no scan
 
 
 @pytest.mark.parametrize(
@@ -111,19 +102,19 @@ def test_two_models_are_scanned_on_one_text_and_a_file_stands_beside_a_model(run
         (("before.json", "after.json", "--backend", "fast"), "backend must be 'auto' or one of"),
     ],
 )
-def test_bad_usage_ends_with_2(run: Run, files, monkeypatch: pytest.MonkeyPatch, arguments: tuple, message: str):
+def test_bad_usage_ends_with_2(compared: Run, files, monkeypatch: pytest.MonkeyPatch, arguments: tuple, message: str):
     monkeypatch.chdir(files[0].parent)
-    code, out, err = run(*arguments)
+    code, out, err = compared(*arguments)
     assert (code, out) == (2, "")
     assert message in " ".join(err.split())
 
 
-def test_a_file_that_is_not_there_or_no_scan_is_named_in_one_line(run: Run, files, tmp_path: Path):
-    code, out, err = run(files[0], tmp_path / "missing.json")
+def test_a_file_that_is_not_there_or_no_scan_is_named_in_one_line(compared: Run, files, tmp_path: Path):
+    code, out, err = compared(files[0], tmp_path / "missing.json")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "One is written by `attemper scan MODEL --json > FILE.json`" in err
     (tmp_path / "text.json").write_text("[1]")
-    code, out, err = run(files[0], tmp_path / "text.json")
+    code, out, err = compared(files[0], tmp_path / "text.json")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert f"{tmp_path / 'text.json'} is cut off, or nothing that attemper wrote" in err
     (tmp_path / "text.json").write_text('{"schema": 2}')

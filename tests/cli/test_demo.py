@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,26 @@ from rich.console import Console
 from rich.live import Live
 
 import attemper
-from attemper import cli
 from attemper.cli.demo_view import Curves
 from attemper.lab.trained import demo
+from tests.support.command import Run
 from tests.support.small_runs import CONFIG, corpus
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def trained(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """``attemper demo`` with a very small model, in an empty folder."""
     monkeypatch.setattr(demo, "DemoRun", lambda **given: RUN.change(**given))
     monkeypatch.setattr(demo, "standard_library", corpus)
     monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["attemper", "demo", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return command
+    return partial(run, "demo")
 
 
 RUN = demo.DemoRun(batch=2, config=CONFIG)
 
 
-def test_without_a_terminal_it_prints_plain_lines_and_leaves_a_page(run: Run, tmp_path: Path):
-    code, out, err = run("--steps", 40)
+def test_without_a_terminal_it_prints_plain_lines_and_leaves_a_page(trained: Run, tmp_path: Path):
+    code, out, err = trained("--steps", 40)
     assert code == 0, err
     assert "step 0 of 40: loss" in err
     assert "by layer: entropy" in err
@@ -61,8 +51,8 @@ def test_without_a_terminal_it_prints_plain_lines_and_leaves_a_page(run: Run, tm
     assert "plain alarm of the loss (mean of 20 steps over 1.25 times its lowest): it rang at no step" in out
 
 
-def test_json_is_one_document_on_stdout(run: Run, tmp_path: Path):
-    code, out, _ = run("--steps", 40, "--json", "--store", "mine", "--html", "here.html", "--seed", 3)
+def test_json_is_one_document_on_stdout(trained: Run, tmp_path: Path):
+    code, out, _ = trained("--steps", 40, "--json", "--store", "mine", "--html", "here.html", "--seed", 3)
     document = json.loads(out)
     assert code == 0
     assert (tmp_path / "here.html").is_file()
@@ -77,9 +67,9 @@ def test_json_is_one_document_on_stdout(run: Run, tmp_path: Path):
     assert (document["attention_alarm"], document["loss_alarm"]) == (None, None)
 
 
-def test_an_injected_collapse_is_told_with_both_steps(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_an_injected_collapse_is_told_with_both_steps(trained: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "RAISED", 3000.0)
-    code, out, err = run("--steps", 80, "--inject", "collapse", "--json")
+    code, out, err = trained("--steps", 80, "--inject", "collapse", "--json")
     assert code == 0, err
     document = json.loads(out)
     assert document["inject"] == "collapse"
@@ -98,11 +88,13 @@ def test_an_injected_collapse_is_told_with_both_steps(run: Run, monkeypatch: pyt
         (("--html", "no/page.html"), 1, "the page cannot be written to 'no/page.html'"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_training(run: Run, tmp_path: Path, arguments: Any, code: int, message: str):
+def test_what_cannot_be_done_is_told_before_training(
+    trained: Run, tmp_path: Path, arguments: Any, code: int, message: str
+):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()
     (tmp_path / "file").touch()
-    ended, out, err = run(*arguments)
+    ended, out, err = trained(*arguments)
     assert (ended, out) == (code, "")
     assert message in err
     assert "step 0" not in err
@@ -123,12 +115,12 @@ def test_curves_show_the_loss_each_layer_and_the_alarms():
     assert "nats a byte" in last
 
 
-def test_an_interrupt_ends_it_with_a_line_that_names_the_run(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupt_ends_it_with_a_line_that_names_the_run(trained: Run, monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo.LossAlarm, "feed", interrupted)
-    code, out, err = run("--store", "mine")
+    code, out, err = trained("--store", "mine")
     assert (code, out) == (130, "")
     assert "attemper: interrupted; what was seen so far is in mine: attemper show mine" in err
     assert attemper.open("mine").steps.tolist() == [0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import attemper
-from tests.cli.conftest import Run
+from tests.support.command import Run
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import tiny, tokens
 from tests.support.engine_pairs import clean
@@ -20,7 +20,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model, and the same one with a wrong scale."""
     folder = tmp_path_factory.mktemp("pair")
     fault = next(one for one in FAULTS if one.kind == "scale")
-    model = tiny("llama", layers=3)
+    model = tiny("llama", layers=2)
     a = attemper.fingerprint(model.model, [tokens()]).save(folder / "a.safetensors")
     with fault.patch(model, [1], 0.5):
         b = attemper.fingerprint(model.model, [tokens()]).save(folder / "b.safetensors")
@@ -30,7 +30,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_fault_is_named_and_the_exit_code_says_so(run: Run, pair: tuple[Path, Path]):
     code, out, _ = run("compare", *pair, "--explain")
     assert code == 3
-    assert out.startswith("scale at layers.1.self_attn, final score (1 of 3 sites): scores of run b are 0.5 times")
+    assert out.startswith("scale at layers.1.self_attn, final score (1 of 2 sites): scores of run b are 0.5 times")
     code, out, _ = run("compare", *pair, "--explain", "--json")
     assert code == 3
     assert json.loads(out)["value"] == 0.5

@@ -5,32 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from attemper import InputError, Scan, cli
+from attemper import InputError, Scan
 from attemper.cli.heads import STATISTICS, HeadTable, Order, check_order, heads_csv
 from tests.report import readings
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.support.command import Run
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def scanned(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``attemper scan`` of a reading that is there."""
     monkeypatch.setattr(sys.modules["attemper.cli.scan"], "scan_of", lambda *_, **__: Scan(readings.minilm(), {}))
-
-    def command(*arguments: object, columns: int = 120) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr("sys.argv", ["attemper", "scan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return command
+    return partial(run, "scan")
 
 
 def test_heads_are_in_order_from_either_end_and_those_without_a_number_last():
@@ -53,8 +44,8 @@ def test_a_minus_asks_for_the_smallest_and_top_alone_for_the_sharpest():
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_list_fits_its_terminal_and_cuts_no_number(run: Run, columns: int):
-    code, out, err = run("--sort", "-entropy_nats", "--top", 4, columns=columns)
+def test_the_list_fits_its_terminal_and_cuts_no_number(scanned: Run, columns: int):
+    code, out, err = scanned("--sort", "-entropy_nats", "--top", 4, columns=columns)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= columns
     assert "4 of 72 heads, smallest entropy_nats first" in " ".join(out.split())
@@ -63,8 +54,8 @@ def test_the_list_fits_its_terminal_and_cuts_no_number(run: Run, columns: int):
     assert "without --sort and --top" in out  # the reading has alarms, which a list leaves out
 
 
-def test_csv_has_a_row_for_each_head_with_every_digit(run: Run):
-    code, out, err = run("--csv", "-")
+def test_csv_has_a_row_for_each_head_with_every_digit(scanned: Run):
+    code, out, err = scanned("--csv", "-")
     assert (code, err) == (0, "")
     rows = list(csv.DictReader(io.StringIO(out)))
     one = readings.minilm()
@@ -83,9 +74,9 @@ def test_csv_has_the_columns_of_pandas():
     assert set(header) == set(Scan(readings.minilm(), {}).to_pandas().columns)
 
 
-def test_csv_goes_into_a_file_in_the_order_asked_for_beside_the_json(run: Run, tmp_path: Path):
+def test_csv_goes_into_a_file_in_the_order_asked_for_beside_the_json(scanned: Run, tmp_path: Path):
     path = tmp_path / "heads.csv"
-    code, out, err = run("--csv", path, "--sort", "max_logit", "--top", 2, "--json")
+    code, out, err = scanned("--csv", path, "--sort", "max_logit", "--top", 2, "--json")
     assert (code, err) == (0, "")
     assert out.startswith('{"schema": 2')
     rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8"))))
@@ -102,14 +93,14 @@ def test_csv_goes_into_a_file_in_the_order_asked_for_beside_the_json(run: Run, t
         (("--top", "0"), "--top"),
     ],
 )
-def test_what_cannot_be_together_is_bad_usage(run: Run, arguments: tuple[str, ...], message: str):
-    code, out, err = run(*arguments)
+def test_what_cannot_be_together_is_bad_usage(scanned: Run, arguments: tuple[str, ...], message: str):
+    code, out, err = scanned(*arguments)
     assert (code, out) == (2, "")
     assert message in " ".join(err.split())
 
 
-def test_a_csv_that_cannot_be_written_is_told_before_anything_is_scanned(run: Run, tmp_path: Path):
-    code, out, err = run("--csv", tmp_path / "missing" / "heads.csv")
+def test_a_csv_that_cannot_be_written_is_told_before_anything_is_scanned(scanned: Run, tmp_path: Path):
+    code, out, err = scanned("--csv", tmp_path / "missing" / "heads.csv")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "the table cannot be written to" in err
 
@@ -124,7 +115,7 @@ def test_names_are_shown_as_they_are_and_not_as_markup():
     assert "\x1b" not in text
 
 
-def test_a_page_does_not_go_to_stdout(run: Run):
-    code, out, err = run("--html", "-")
+def test_a_page_does_not_go_to_stdout(scanned: Run):
+    code, out, err = scanned("--html", "-")
     assert (code, out) == (1, "")
     assert "--html writes a file, not to stdout: name one, such as page.html." in " ".join(err.split())

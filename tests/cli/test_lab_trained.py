@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from attemper import lab
 from attemper.lab.experiment import Column, Experiment, Table
-from tests.support.command import Ended, run_command
+from tests.support.command import Run
 
 RESULT = Experiment(
     name="collapse", question="is this a test?", seed=0, charts=(),
@@ -23,12 +24,8 @@ RESULT = Experiment(
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def ended(*arguments: object) -> Ended:
-        monkeypatch.setenv("COLUMNS", "200")
-        return run_command(monkeypatch, capsys, "lab", *arguments)
-
-    return ended
+def command(run: Run) -> Run:
+    return partial(run, "lab")
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,15 +25,15 @@ from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
 from attemper.store.parts import Parts
 from attemper.store.place import FolderTarget
+from tests.support.command import Run
 from tests.support.runs import collapsing, written
 from tests.support.samples import NAMES, sample, samples, sites
 
 SHOW = sys.modules["attemper.cli.show"]  # as an attribute of the package, ``show`` is the verb
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(run: Command) -> Command:
+def command(run: Run) -> Run:
     """On a narrower screen."""
     return partial(run, columns=120)
 
@@ -50,9 +50,10 @@ def sharpening(many: int, labels: tuple[SiteLabel, ...] | None = None) -> Iterat
         yield Sample(step, 1000.0 + step, labels, names, values)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs: one described, one of two segments, and one that is damaged."""
+    tmp_path = tmp_path_factory.mktemp("runs")
     fragment = Fragment(_made(tmp_path / "a") / "fragment-0.sqlite")
     fragment.describe({"name": "warm-up", "tags": ["lr 3e-4"], "model": "tiny", "notes": "hot"})
     fragment.cover({("layers.9.attn", "self", "train"): "it has no queries"})
@@ -67,12 +68,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+
+
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
 
 
-def test_runs_lists_what_is_below_a_folder_and_says_what_cannot_be_read(command: Command, folder: Path) -> None:
+def test_runs_lists_what_is_below_a_folder_and_says_what_cannot_be_read(command: Run, folder: Path) -> None:
     code, out, err = command("runs", folder)
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -88,7 +95,7 @@ def test_runs_lists_what_is_below_a_folder_and_says_what_cannot_be_read(command:
     assert document["runs"][0]["bytes"] > 0
 
 
-def test_runs_of_a_folder_without_one_says_how_to_make_one(command: Command, tmp_path: Path) -> None:
+def test_runs_of_a_folder_without_one_says_how_to_make_one(command: Run, tmp_path: Path) -> None:
     code, out, err = command("runs", tmp_path)
     assert (code, out) == (0, "")
     assert "there is no run below" in err
@@ -96,7 +103,7 @@ def test_runs_of_a_folder_without_one_says_how_to_make_one(command: Command, tmp
     assert command("runs", tmp_path / "x")[0] == 1
 
 
-def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Command, folder: Path) -> None:
+def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Run, folder: Path) -> None:
     code, out, err = command("show", folder / "a")
     assert (code, err) == (0, "")
     text = " ".join(out.split())
@@ -113,10 +120,7 @@ def test_show_draws_every_layer_and_names_the_head_that_changed_most(command: Co
     assert changes[2].split() == ["layers.1.attn", "1", "0.788", "0.572"], "600 steps have no trend per 1,000"
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_what_is_shown_as_now_is_the_last_sample_whatever_the_width(
-    command: Command, tmp_path: Path, columns: int
-) -> None:
+def test_what_is_shown_as_now_is_the_last_sample_whatever_the_width(command: Run, tmp_path: Path) -> None:
     def course() -> Iterator[Sample]:
         both = sites(2)
         for step in range(400):
@@ -126,9 +130,10 @@ def test_what_is_shown_as_now_is_the_last_sample_whatever_the_width(
             yield Sample(step, 1000.0, labels, ("normalized_entropy", "max_logit"), np.array(values, np.float32))
 
     written(tmp_path / "a", course())
-    _, out, _ = command("show", tmp_path / "a", columns=columns)
-    layers = [line.split() for line in out.splitlines() if line.strip().startswith(("0 ", "1 "))]
-    assert [(row[2], row[4]) for row in layers] == [("0.10", "601.0"), ("0.80", "951.0")]
+    for columns in (60, 80, 120):
+        _, out, _ = command("show", tmp_path / "a", columns=columns)
+        layers = [line.split() for line in out.splitlines() if line.strip().startswith(("0 ", "1 "))]
+        assert [(row[2], row[4]) for row in layers] == [("0.10", "601.0"), ("0.80", "951.0")]
     _, out, _ = command("watch", tmp_path / "a")
     assert "least entropy of a layer 0.102, largest logit 951" in out
 
@@ -146,7 +151,7 @@ def test_what_is_shown_as_now_is_the_last_sample_whatever_the_width(
     ids=["short", "short, without a range", "few", "wide", "long", "wide, without a range"],
 )
 def test_a_trend_is_told_where_it_says_something(
-    command: Command, tmp_path: Path, every: int, samples: int, noise: float, statistic: str, told: bool
+    command: Run, tmp_path: Path, every: int, samples: int, noise: float, statistic: str, told: bool
 ) -> None:
     """It speaks of 1,000 steps, and its interval holds no change that a number from 0 to 1 cannot make."""
 
@@ -168,8 +173,9 @@ def test_a_trend_is_told_where_it_says_something(
         assert all(abs(end) <= 1 for one in numbers for end in one if end is not None)
 
 
+@pytest.mark.quick("80")
 @pytest.mark.parametrize("columns", [80, 120])
-def test_long_names_of_sites_take_one_line(command: Command, tmp_path: Path, columns: int) -> None:
+def test_long_names_of_sites_take_one_line(command: Run, tmp_path: Path, columns: int) -> None:
     names = ("layers.{}.self_attn", "model.language_model.decoder.layers.{}.encoder_decoder_attention.attention")
     labels = tuple(replace(label, name=name.format(label.layer)) for name in names for label in sites(2))
     written(tmp_path, (replace(one, step=2 * one.step) for one in sharpening(600, labels)))
@@ -187,12 +193,12 @@ def test_long_names_of_sites_take_one_line(command: Command, tmp_path: Path, col
     assert next(line for line in lines if "encoder_decoder_attention" in line).endswith("self attention, train")
 
 
-def test_show_says_which_alarms_have_nothing_to_judge(command: Command, folder: Path) -> None:
+def test_show_says_which_alarms_have_nothing_to_judge(command: Run, folder: Path) -> None:
     text = " ".join(command("show", folder / "a")[1].split())
     assert "not judged: first_token; there is no judged_first_token_mass." in text
 
 
-def test_show_json_has_what_the_view_shows(command: Command, folder: Path) -> None:
+def test_show_json_has_what_the_view_shows(command: Run, folder: Path) -> None:
     code, out, _ = command("show", folder / "a", "--json", "--statistic", "max_logit", "--top", "2")
     document = json.loads(out)
     assert code == 0
@@ -210,7 +216,7 @@ def test_show_json_has_what_the_view_shows(command: Command, folder: Path) -> No
     assert document["segments"][0]["last_step"] == 599
 
 
-def test_show_says_where_a_run_was_resumed_and_shows_one_without_a_sample(command: Command, folder: Path) -> None:
+def test_show_says_where_a_run_was_resumed_and_shows_one_without_a_sample(command: Run, folder: Path) -> None:
     assert "resumed at step 10" in command("show", folder / "deep" / "b")[1]
     written(folder / "empty", ())
     code, out, _ = command("show", folder / "empty")
@@ -219,7 +225,7 @@ def test_show_says_where_a_run_was_resumed_and_shows_one_without_a_sample(comman
     assert json.loads(command("show", folder / "empty", "--json")[1])["samples"] == 0
 
 
-def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Command, tmp_path: Path) -> None:
+def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Run, tmp_path: Path) -> None:
     written(tmp_path / "a", collapsing(400))
     code, out, _ = command("show", tmp_path / "a", "--fail-on-alarm")
     assert code == 3
@@ -239,7 +245,7 @@ def test_show_tells_since_when_an_alarm_stands_and_can_fail_on_one(command: Comm
     assert command("show", tmp_path / "b", "--fail-on-alarm")[0] == 0
 
 
-def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path: Path) -> None:
+def test_names_in_a_run_cannot_write_to_the_terminal(command: Run, tmp_path: Path) -> None:
     label = replace(sites(1)[0], name="evil\x1b[2J\u202e\x9b2J")
     fragment = Fragment(tmp_path / "fragment-0.sqlite")
     fragment.describe({"name": "n\x1b[31m", "model": "[red]m", "tags": ["t\x07"], "notes": "x\u202ey"})
@@ -253,7 +259,7 @@ def test_names_in_a_run_cannot_write_to_the_terminal(command: Command, tmp_path:
         assert verb == "watch" or "[red]m" in out
 
 
-def test_names_in_json_are_shown_and_not_obeyed(command: Command, tmp_path: Path) -> None:
+def test_names_in_json_are_shown_and_not_obeyed(command: Run, tmp_path: Path) -> None:
     name = "evil\x9b2J\u202e"
     written(tmp_path, (sample(step, (replace(sites(1)[0], name=name),)) for step in range(30)))
     for verb in ("show", "watch"):
@@ -263,7 +269,7 @@ def test_names_in_json_are_shown_and_not_obeyed(command: Command, tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names that are no text")
-def test_a_folder_whose_name_is_no_text_is_listed(command: Command, tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_no_text_is_listed(command: Run, tmp_path: Path) -> None:
     written(tmp_path / os.fsdecode(b"r\xff"), samples(3))
     code, out, err = command("runs", tmp_path, "--json")
     assert (code, err) == (0, "")
@@ -282,7 +288,7 @@ def test_a_terminal_without_unicode_gets_bars_of_ascii(folder: Path) -> None:
     assert "0 ****" in out
 
 
-def test_watch_follows_a_run_to_its_end(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_follows_a_run_to_its_end(command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, fragment = Lock(tmp_path / "fragment-0.lock"), Fragment(tmp_path / "fragment-0.sqlite")
     fragment.append(sample(0))
     steps = iter(range(1, 5))
@@ -307,7 +313,7 @@ def test_watch_follows_a_run_to_its_end(command: Command, tmp_path: Path, monkey
     assert out.startswith("step 4: 5 samples, least entropy of a layer ")
 
 
-def test_watch_says_new_alarms_in_the_language_that_is_asked_for(command: Command, tmp_path: Path) -> None:
+def test_watch_says_new_alarms_in_the_language_that_is_asked_for(command: Run, tmp_path: Path) -> None:
     fragment = Fragment(tmp_path / "fragment-0.sqlite")
     for step in range(3):
         one = sample(step)
@@ -326,7 +332,7 @@ def test_watch_says_new_alarms_in_the_language_that_is_asked_for(command: Comman
     assert command("watch", tmp_path, "--language", "fr")[0] == 2
 
 
-def test_watch_follows_parts_to_their_end(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_follows_parts_to_their_end(command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra parquet)")
     monkeypatch.setattr(SHOW, "REFRESH_SECONDS", 0.05)
     monkeypatch.setattr("attemper.store.parts.PART_SECONDS", 1.0)
@@ -352,7 +358,7 @@ def test_watch_follows_parts_to_their_end(command: Command, tmp_path: Path, monk
     assert len(documents) > 2
 
 
-def test_ctrl_c_leaves_watch_cleanly(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_watch_cleanly(command: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -360,7 +366,7 @@ def test_ctrl_c_leaves_watch_cleanly(command: Command, folder: Path, monkeypatch
     assert command("watch", folder / "a") == (0, "", "")
 
 
-def test_export_writes_rows_or_a_copy(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_writes_rows_or_a_copy(command: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     code, out, err = command("export", folder / "a", "--to", "csv")
     assert (code, out) == (0, "")
@@ -372,7 +378,7 @@ def test_export_writes_rows_or_a_copy(command: Command, folder: Path, monkeypatc
     assert command("export", "a", "--to", "excel")[0] == 2
 
 
-def test_report_writes_the_page_of_the_run(command: Command, folder: Path) -> None:
+def test_report_writes_the_page_of_the_run(command: Run, folder: Path) -> None:
     code, out, err = command("report", folder / "a", "--html", folder / "page.html")
     assert (code, out) == (0, "")
     assert err.endswith("page.html: 600 samples, the last of step 599\n")
@@ -380,7 +386,7 @@ def test_report_writes_the_page_of_the_run(command: Command, folder: Path) -> No
     assert command("report", folder / "a", "--html", folder / "x" / "page.html")[0] == 1
 
 
-def test_compare_takes_runs_and_steps_of_them(command: Command, folder: Path) -> None:
+def test_compare_takes_runs_and_steps_of_them(command: Run, folder: Path) -> None:
     code, out, err = command("compare", f"{folder}/a@0", folder / "a", "--top", 1)
     assert (code, err) == (0, "")
     assert out.startswith("tiny (a@0) -> tiny (a)")
@@ -389,9 +395,8 @@ def test_compare_takes_runs_and_steps_of_them(command: Command, folder: Path) ->
     assert len(document["heads"]) == 6
 
 
-def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    assert command("runs", "--delete", folder / "a")[0] == 130
+def test_delete_asks_first_and_takes_only_a_run(command: Run, folder: Path) -> None:
+    assert command("runs", "--delete", folder / "a", stdin="n\n").code == 130
     assert (folder / "a").exists()
     code, out, err = command("runs", "--delete", folder / "a", "--yes")
     assert (code, out) == (0, "")
@@ -428,7 +433,7 @@ def test_delete_asks_first_and_takes_only_a_run(command: Command, folder: Path, 
         (("report", "c"), "not a file of an attemper run"),
     ],
 )
-def test_a_mistake_is_one_line(command: Command, folder: Path, monkeypatch, arguments, line: str) -> None:
+def test_a_mistake_is_one_line(command: Run, folder: Path, monkeypatch, arguments, line: str) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for 20 seconds
     code, out, err = command(*arguments)
@@ -450,9 +455,7 @@ def test_no_verb_of_runs_loads_torch(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
 
 
-def test_one_bad_run_leaves_the_others_in_the_list(
-    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_bad_run_leaves_the_others_in_the_list(command: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(path: Path) -> object:
         if path.name == "a":
             raise KeyError("something nobody thought of")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,18 @@ import pytest
 import attemper
 from attemper.cli.shards import shard_of
 from attemper.errors import InputError
-from tests.support.command import Ended, run_command
+from tests.support.command import Run
 from tests.support.killed_workers import text_file
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--max-length", 48, "--batch-size", 16)
 
 
-Run = Callable[..., Ended]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No job of a cluster."""
     for name in ("RANK", "WORLD_SIZE", *(f"SLURM_ARRAY_TASK_{part}" for part in ("ID", "MIN", "MAX", "COUNT"))):
         monkeypatch.delenv(name, raising=False)
-
-    def command(*arguments: object, **environment: object) -> Ended:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, str(value))
-        found = run_command(monkeypatch, capsys, *arguments)
-        for name in environment:
-            monkeypatch.delenv(name)
-        return found
-
-    return command
 
 
 @pytest.fixture
@@ -175,10 +162,7 @@ def test_the_shard_of_a_job_is_in_its_environment(environment: dict[str, str], s
     ("environment", "message"),
     [
         (array(4, 0, 6, 4), "this SLURM array has 4 tasks from 0 to 6, so it has gaps"),
-        (
-            {"SLURM_ARRAY_TASK_ID": "4"},
-            "SLURM_ARRAY_TASK_MIN is '', not a whole number: name the shard with --shard",
-        ),
+        ({"SLURM_ARRAY_TASK_ID": "4"}, "SLURM_ARRAY_TASK_MIN is '', not a whole number: name the shard with --shard"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4 and WORLD_SIZE 4"),
         ({"RANK": "a", "WORLD_SIZE": "4"}, "RANK is 'a', not a whole number"),
     ],
@@ -237,10 +221,7 @@ def test_the_slurm_script_submits_an_array_and_its_merge(texts: Path, tmp_path: 
     tools = tmp_path / "tools"
     tools.mkdir()
     model = tmp_path / "model"
-    for name, content in (
-        ("sbatch", SBATCH),
-        ("attemper", ATTEMPER.format(model=model, python=sys.executable)),
-    ):
+    for name, content in (("sbatch", SBATCH), ("attemper", ATTEMPER.format(model=model, python=sys.executable))):
         (tools / name).write_text(content)
         (tools / name).chmod(0o755)
     done = subprocess.run(

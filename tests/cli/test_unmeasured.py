@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,10 @@ from attemper.report.page import page
 from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
 from tests.report.readings import reading, silent
+from tests.support.command import Run
 from tests.support.runs import written
 from tests.support.samples import sites
 
-Command = Callable[..., tuple[int, str, str]]
 QUANTITIES = ("normalized_entropy", "max_logit", "rows", "judged_rows", "empty_rows", "nonfinite_rows")
 
 
@@ -63,7 +62,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_without_a_number_says_why_and_its_commands_exit_with_1(tmp_path: Path, run: Command, name: str) -> None:
+def test_a_run_without_a_number_says_why_and_its_commands_exit_with_1(tmp_path: Path, run: Run, name: str) -> None:
     make, why = RUNS[name]
     make(tmp_path / "run")
     code, out, _ = run("show", tmp_path / "run", columns=2000)
@@ -84,7 +83,7 @@ def test_a_run_without_a_number_says_why_and_its_commands_exit_with_1(tmp_path: 
         assert row["alarms"] is None
 
 
-def test_a_live_run_without_a_sample_says_so(tmp_path: Path, run: Command) -> None:
+def test_a_live_run_without_a_sample_says_so(tmp_path: Path, run: Run) -> None:
     written(tmp_path / "run", ())
     lock = Lock(tmp_path / "run" / "fragment-0.lock")
     code, out, _ = run("show", tmp_path / "run")

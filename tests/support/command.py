@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +19,9 @@ class Ended(NamedTuple):
     err: str
 
 
+Run = Callable[..., Ended]
+
+
 def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
     """``attemper`` with these arguments, to its end."""
     monkeypatch.setattr("sys.argv", ["attemper", *map(str, arguments)])
@@ -24,3 +29,27 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         cli.main()
     out, err = capsys.readouterr()
     return Ended(int(stop.value.code or 0), out, err)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``run(*arguments, stdin="", columns=200, **environment)``: how the command ended."""
+
+    def command(*arguments: object, stdin: str | bytes = "", columns: int = 200, **environment: object) -> Ended:
+        given = stdin if isinstance(stdin, bytes) else stdin.encode()
+        capsys.readouterr()  # what was printed before
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+            for name, value in {"COLUMNS": columns, **environment}.items():
+                patch.setenv(name, str(value))
+            return run_command(patch, capsys, *arguments)
+
+    return command
+
+
+def one_line(ended: Ended, code: int, message: str) -> None:
+    """The command failed with one line on stderr that holds ``message``, and nothing on stdout."""
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.err.count("\n") == 1, ended.err
+    assert ended.err.startswith("attemper: ")
+    assert message in ended.err, ended.err
