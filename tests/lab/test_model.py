@@ -84,7 +84,7 @@ def assert_same_bits(first: ByteModel, second: ByteModel) -> None:
 # The model
 
 
-@pytest.mark.parametrize("length", [1, 7, 24, 40])
+@pytest.mark.parametrize("length", [1, 40])
 def test_logits_are_one_row_of_256_a_byte_at_any_length(model, length):
     logits = model(torch.randint(256, (3, length)))
     assert logits.shape == (3, length, 256)
@@ -115,10 +115,6 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_next_byte(model):
     assert model.loss(ids).item() == pytest.approx(-sum(p.item() for p in picked) / 18, rel=1e-5)
 
 
-def test_an_untrained_model_knows_nothing():
-    assert bits_per_byte(ByteModel(SMALL), torch.randint(256, (500,))) == pytest.approx(8, abs=0.1)
-
-
 def test_attention_equals_softmax_by_hand(model):
     attention, x = attentions(model)[0], torch.randn(2, 9, 16)
     rotation = rotary(9, 8, x.device) if model.config.positions == "rope" else None
@@ -143,17 +139,6 @@ def test_a_rotation_keeps_lengths_and_makes_scores_depend_on_distance_alone():
         diagonal = scores.diagonal(-distance)
         torch.testing.assert_close(diagonal, diagonal[0].expand_as(diagonal), atol=1e-4, rtol=0)
     assert scores.diagonal().mean() != pytest.approx(scores.diagonal(-3).mean().item(), abs=1e-3)
-
-
-def test_without_positions_the_order_of_bytes_before_the_last_does_not_matter_to_one_layer():
-    """Keys and values carry no order there, so what the last byte sees is a set; with rotations it is not."""
-    ids = torch.tensor([[5, 9, 200, 31, 7]])
-    swapped = ids[:, [2, 0, 3, 1, 4]]
-    last = {}
-    for positions in ("none", "rope"):
-        model = ByteModel(replace(SMALL, layers=1, positions=positions))
-        last[positions] = (model(ids)[:, -1] - model(swapped)[:, -1]).abs().max().item()
-    assert last["none"] < 1e-5 < 1e-3 < last["rope"]
 
 
 def test_qk_norm_bounds_the_scores_whatever_the_projections():
@@ -206,15 +191,20 @@ def test_windows_lie_side_by_side_or_a_stride_apart():
     assert windows(ids, 11).shape == (0, 11)
 
 
-@pytest.mark.parametrize("length", [2, 24, 25, 26, 49, 50, 100])
-def test_bits_per_byte_predicts_every_byte_but_the_first_once(length):
-    model, ids = ByteModel(SMALL), torch.randint(256, (length,))
+def test_bits_per_byte_predicts_every_byte_but_the_first_once():
+    model = ByteModel(SMALL)
+    for length in (2, 24, 25, 26, 49, 50, 100):
+        ids = torch.randint(256, (length,))
+        assert bits_per_byte(model, ids) == pytest.approx(bits_by_windows(model, ids), rel=1e-5), length
+
+
+def bits_by_windows(model: ByteModel, ids: Tensor) -> float:
     nats = 0.0
-    for start in range(0, length - 1, 24):
+    for start in range(0, len(ids) - 1, 24):
         window = ids[start : start + 25]
         logits = model(window[None, :-1])[0]
         nats += F.cross_entropy(logits, window[1:], reduction="sum").item()
-    assert bits_per_byte(model, ids) == pytest.approx(nats / (length - 1) / 0.6931471805599453, rel=1e-5)
+    return nats / (len(ids) - 1) / 0.6931471805599453
 
 
 def test_bits_per_byte_of_one_byte_is_refused():
@@ -251,6 +241,7 @@ def test_the_shipped_model_reads_python_and_english():
     assert bits_per_byte(model, text_ids()) < 2.6
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_shipped_model_is_below_2_2_bits_a_byte_on_held_out_files(script):
     """A hundred windows of this interpreter's library: 1.53 with Python 3.11.7, where all of it has 1.538."""
     _, held_out = script.stdlib_files(Path(sysconfig.get_paths()["stdlib"]))
@@ -324,53 +315,14 @@ def test_damaged_weights_are_refused_by_name(tmp_path, how, message):
         load(path)
 
 
-# How its heads attend
-
-
-def head_scores(model: ByteModel, ids: Tensor) -> Tensor:
-    """Scores [layers, B, heads, N, N] of ``ids`` [B, N], by hand in float64 from each layer's input; -inf above."""
-    inputs: list[Tensor] = []
-    hooks = [layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for layer in attentions(model)]
-    with torch.no_grad():
-        model(ids)
-    for hook in hooks:
-        hook.remove()
-    length, size = ids.shape[1], model.config.width // model.config.heads
-    angles = rotary(length, size, ids.device)
-    future = torch.ones(length, length).triu(1).bool()
-    scores = []
-    for layer, x in zip(attentions(model), inputs, strict=True):
-        split = (F.linear(x, p.weight).unflatten(-1, (-1, size)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))
-        query, key = (rotate(part, *angles).double() for part in split)
-        scores.append((query @ key.mT / size**0.5).masked_fill(future, -torch.inf).detach())
-    return torch.stack(scores)
-
-
-def normalized_entropies(scores: Tensor) -> Tensor:
-    """[layers, heads]: mean of H / log(visible keys) over rows; a row that sees one key counts as 0."""
-    weights = scores.softmax(-1).detach()
-    entropy = -torch.special.xlogy(weights, weights).sum(-1)
-    visible = torch.arange(1, scores.shape[-1] + 1)
-    return (entropy / visible.clamp_min(2).log()).mean((1, 3))
-
-
-def test_no_head_of_the_shipped_model_is_collapsed_or_diffuse():
-    ids = windows(text_ids(), load().config.context)
-    scores = head_scores(load(), ids)
-    entropies = normalized_entropies(scores)
-    assert entropies.min() > 0.05
-    assert entropies.max() < 0.95
-    assert scores.max() < 100
-
-
 # The script that trains it
 
 
-def test_two_runs_of_one_seed_give_the_same_bits_and_another_seed_does_not(script):
-    recipe = script.Recipe(steps=10, batch=4, warmup=3, seed=1)
-    first, second = (script.train(replace(SMALL, dropout=0.2), text_ids(), recipe) for _ in range(2))
-    assert_same_bits(first, second)
-    other = script.train(replace(SMALL, dropout=0.2), text_ids(), replace(recipe, seed=2))
+def test_two_runs_of_one_seed_give_the_same_bits_whatever_is_reported_and_another_seed_does_not(script):
+    recipe, config = script.Recipe(steps=10, batch=4, warmup=3, seed=1), replace(SMALL, dropout=0.2)
+    first = script.train(config, text_ids(), recipe)
+    assert_same_bits(first, script.train(config, text_ids(), recipe, every=2, report=lambda *_: torch.rand(3)))
+    other = script.train(config, text_ids(), replace(recipe, seed=2))
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
 
 
@@ -400,13 +352,6 @@ def test_a_checkpoint_of_another_run_is_refused(script, tmp_path):
         script.train(SMALL, text_ids(), replace(recipe, rate=1e-3), checkpoint=path, resume=True)
     with pytest.raises(SystemExit, match="of another run \\(bytes\\)"):
         script.train(SMALL, text_ids()[1:], recipe, checkpoint=path, resume=True)
-
-
-def test_reports_do_not_change_the_run(script):
-    recipe = script.Recipe(steps=6, batch=4, warmup=3)
-    config = replace(SMALL, dropout=0.2)
-    loud = script.train(config, text_ids(), recipe, every=2, report=lambda *_: torch.rand(3))
-    assert_same_bits(script.train(config, text_ids(), recipe), loud)
 
 
 @pytest.mark.parametrize("name", ["no positions", "qk-norm"])

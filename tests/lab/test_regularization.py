@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from attemper.lab import regularization as lab
-from tests.lab.printed import Printed
 from tests.support.experiments import Run
-
-ARTICLE = "controlling the distribution with entropy regularisation"
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +72,9 @@ def test_the_first_steps_go_towards_the_target(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow("takes many seconds")
-@pytest.mark.parametrize("number", [("mean H", 0.194), ("mean |H - alpha|", 0.033)], ids=str)
-def test_the_articles_numbers_stand_beside_ours(number: tuple[str, float], result):
-    name, printed = number
+def test_the_articles_numbers_stand_beside_ours(result):
     table = result.table("alpha = 0.2 beside what the article prints")
-    Printed(ARTICLE, name, f"{printed}", table.column(name)[0]).check()
+    assert [f"{table.column(name)[0]:.3f}" for name in ("mean H", "mean |H - alpha|")] == ["0.194", "0.033"]
     assert len(table.rows) == 1 + len(lab.OPTIMIZERS)
 
 

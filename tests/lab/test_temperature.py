@@ -8,59 +8,12 @@ import pytest
 import torch
 
 from attemper import schedules
-from attemper.functional import entropy, softmax
+from attemper.functional import softmax
 from attemper.lab import temperature as lab
-from tests.lab.printed import FromItsCode, Printed, rows
+from tests.articles.cases.document_000 import LAYERWISE, SCHEDULE
+from tests.articles.runner import run_of
+from tests.lab.printed import rows
 from tests.support.experiments import Run
-
-ARTICLE, SOFTMAX = "temperature and attention entropy", "softmax analysis"
-
-
-class AsPrinted:
-    """The article's two classes, formulas as printed."""
-
-    T_init, T_final = 2.0, 0.1
-
-    def get_temperature(self, step: int, total_steps: int) -> float:
-        ratio = step / total_steps
-        if ratio < 0.1:
-            warmup_ratio = ratio / 0.1
-            return self.T_init * warmup_ratio
-        anneal_ratio = (ratio - 0.1) / 0.9
-        return self.T_init - (self.T_init - self.T_final) * self._cosine_schedule(anneal_ratio)
-
-    def _cosine_schedule(self, t: float) -> float:
-        return 0.5 * (1 + math.cos(math.pi * t))
-
-    def layer(self, layer_idx: int, pattern: str, num_layers: int, T_low: float = 0.5, T_high: float = 1.0) -> float:
-        ratio = layer_idx / max(1, num_layers - 1)
-        if pattern == "linear":
-            return T_low + ratio * (T_high - T_low)
-        if pattern == "u":
-            return T_high - 0.5 * (T_high - T_low) * abs(2 * ratio - 1)
-        return T_low * ((T_high / T_low) ** ratio)
-
-
-SCHEDULE = AsPrinted().get_temperature
-LAYER = AsPrinted().layer
-LIBRARY_U = schedules.layerwise(lab.LAYERS, lab.LOW, lab.HIGH, "u").__getitem__
-FROM_CODE = [
-    # What its class returns against what its comment describes.
-    FromItsCode(ARTICLE, "T at step 0", SCHEDULE(0, 1000), lab.anneal(0.0), right=False),
-    FromItsCode(ARTICLE, "T as the warm-up ends", SCHEDULE(100, 1000), lab.anneal(0.1), right=False),
-    FromItsCode(ARTICLE, "T half way through the annealing", SCHEDULE(550, 1000), lab.anneal(0.55), right=True),
-    FromItsCode(ARTICLE, "T at the last step", SCHEDULE(1000, 1000), lab.anneal(1.0), right=False),
-    FromItsCode(ARTICLE, "T of the first layer, u", LAYER(0, "u", 5), LIBRARY_U(0), right=False),
-    FromItsCode(ARTICLE, "T of the second layer, u", LAYER(1, "u", 5), LIBRARY_U(1), right=False),
-    FromItsCode(ARTICLE, "T of the middle layer, u", LAYER(2, "u", 5), LIBRARY_U(2), right=False),
-]
-PRINTED = [
-    Printed(ARTICLE, "T_low, of the first layer, linear", "0.5", lab.their_layerwise(0, "linear")),
-    Printed(ARTICLE, "T_high, of the last layer, linear", "1.0", lab.their_layerwise(4, "linear")),
-    Printed(ARTICLE, "T_init, after the warm-up", "2.0", lab.anneal(lab.WARMUP)),
-    Printed(ARTICLE, "T_final, at the last step", "0.1", lab.anneal(1.0)),
-    Printed(ARTICLE, "lowest limit of the entropy", "0", float(entropy(torch.tensor([1.0, 2.0]), temperature=1e-3))),
-]
 
 
 @pytest.fixture(scope="module")
@@ -68,25 +21,17 @@ def result(experiment: Run):
     return experiment("temperature")
 
 
-@pytest.mark.parametrize("number", FROM_CODE, ids=str)
-def test_a_number_that_the_printed_code_gives_is_ours_or_is_wrong(number: FromItsCode):
-    number.check()
-
-
-@pytest.mark.parametrize("number", PRINTED, ids=str)
-def test_a_printed_number_is_ours_or_is_corrected(number: Printed):
-    number.check()
-
-
 @pytest.mark.parametrize("step", [0, 1, 50, 99, 100, 101, 550, 999, 1000])
 def test_the_schedule_shown_is_the_one_that_is_printed(step: int):
-    assert lab.their_schedule(step / 1000) == pytest.approx(AsPrinted().get_temperature(step, 1000), abs=1e-12)
+    printed = run_of(SCHEDULE).names["article"].EntropySchedule()
+    assert lab.their_schedule(step / 1000) == pytest.approx(printed.get_temperature(step, 1000), abs=1e-12)
 
 
 @pytest.mark.parametrize("shape", ["linear", "exp", "u"])
 def test_the_layerwise_temperatures_shown_are_those_that_are_printed(shape: str):
+    printed = run_of(LAYERWISE).names["article"].LayerwiseTemperatureSchedule(lab.LAYERS, pattern=shape)
     for layer in range(lab.LAYERS):
-        assert lab.their_layerwise(layer, shape) == AsPrinted().layer(layer, shape, lab.LAYERS)
+        assert lab.their_layerwise(layer, shape) == printed.get_temperature(layer)
 
 
 def test_the_printed_schedule_starts_at_zero_and_runs_backwards_and_the_described_one_does_not(result):
@@ -123,24 +68,6 @@ def test_the_limits_are_one_hot_ties_and_uniform(result):
         assert list(table.column(name)) == sorted(table.column(name))
 
 
-def test_the_drawn_schedule_rises_to_where_the_table_says_and_starts_and_ends_there(result):
-    chart = next(chart for chart in result.charts if chart.title == "warm-up and annealing")
-    table = result.table("warm up to 2, then anneal to 0.1")
-    for series, name in zip(chart.series, ("T, as printed", "T, as described"), strict=True):
-        drawn = dict(zip(series.x, series.y, strict=True))
-        for done, T in zip(table.column("steps done"), table.column(name), strict=True):
-            assert drawn[done] == pytest.approx(T, abs=1e-11), (name, done)
-
-
-def test_every_axis_says_its_unit_and_what_lies_on_a_curve_is_drawn_as_points(result):
-    for chart in result.charts:
-        for axis in (chart.x, chart.y):
-            assert axis.label.endswith(")"), axis.label
-    kernel = next(chart for chart in result.charts if chart.title.startswith("one query"))
-    assert [series.line for series in kernel.series] == [False, True, True]
-    assert kernel.series[0].y == pytest.approx(kernel.series[1].y, rel=1e-12)
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sqrt_d_makes_the_variance_of_scores_1_and_not_that_of_weights(seed: int, experiment: Run):
     table = experiment("temperature", seed).table("what sqrt(d) makes 1, 64 keys")
@@ -150,23 +77,6 @@ def test_sqrt_d_makes_the_variance_of_scores_1_and_not_that_of_weights(seed: int
         assert scores == pytest.approx(want, rel=0.1)
         assert weights <= 63 / 64**2
     assert max(row[3] for row in rows(table) if row[1] == "sqrt(d)") < 0.001
-
-
-def test_the_variance_of_weights_is_largest_for_one_key_and_at_most_a_quarter():
-    for n in range(2, 20):
-        one = torch.eye(n, dtype=torch.float64)[0]
-        assert one.var(unbiased=False).item() == pytest.approx((n - 1) / n**2)
-        assert (n - 1) / n**2 <= 0.25
-        other = torch.rand(n, dtype=torch.float64)
-        assert (other / other.sum()).var(unbiased=False) < one.var(unbiased=False)
-
-
-def test_temperature_is_the_variance_of_the_gaussian_kernel(result):
-    table = next(t for t in result.tables if "Gaussian" in t.title)
-    for T, variance, deviation, unequal in table.rows:
-        assert variance == 0
-        assert (deviation > 0.01) == (T != 1)
-        assert unequal > 0.01
 
 
 def test_kernel_weights_are_those_of_a_loop():

@@ -13,13 +13,7 @@ import pytest
 import torch
 from research.early_warning import run_file
 from research.early_warning.attention import Moment, round_mantissa, write_out
-from research.early_warning.branch import (
-    REMEDIES,
-    Branch,
-    BranchedTraining,
-    measure_branch,
-    plan_branches,
-)
+from research.early_warning.branch import REMEDIES, Branch, BranchedTraining, measure_branch, plan_branches
 from research.early_warning.detectors import DETECTORS
 from research.early_warning.encoder import Encoder, EncoderConfig
 from research.early_warning.faults import KINDS, Fault, draw

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 import torch
 from research.length import PLAIN, experiment, interval, plan
-from research.lengthened import (
-    calibrate,
-    entropies,
-    evenly,
-    factors_of_ways,
-    judge,
-    match_entropy,
-    scale_queries,
-)
+from research.lengthened import calibrate, entropies, evenly, factors_of_ways, judge, match_entropy, scale_queries
 
 from attemper.lab import train
 from attemper.lab.model import ByteConfig, ByteModel, windows

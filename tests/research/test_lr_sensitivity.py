@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from research.lr_sensitivity import (
-    COMPARED,
-    RATES,
-    SEEDS,
-    experiment,
-    plan,
-    sensitivity,
-)
+from research.lr_sensitivity import COMPARED, RATES, SEEDS, experiment, plan, sensitivity
 
 from attemper.lab import read_results, train
 from attemper.lab.experiment import Table
