@@ -35,24 +35,34 @@ def sections() -> dict[str, tuple[str, list[str]]]:
 
 
 @cache
-def words_of(path: Path) -> set[str]:
-    """What the code of a file names: strings, attributes, fields of records; no docstring, no comment."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def sources() -> dict[Path, str]:
+    """Place in the package -> the text of a file."""
+    return {path.relative_to(PACKAGE): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+
+
+def names(text: str, word: str) -> bool:
+    """Whether code names a word: as a string, an attribute, a field; not in a docstring or a comment alone."""
+    for node in ast.walk(ast.parse(text)):
         match node:
-            case ast.Constant(value=str(word)) | ast.Attribute(attr=word) | ast.AnnAssign(target=ast.Name(id=word)):
-                found.add(word)
-            case ast.Name(id=word, ctx=ast.Store()) if word.isupper():
-                found.add(word)
-    return found
+            case ast.Constant(value=str(own)) | ast.Attribute(attr=own) | ast.AnnAssign(target=ast.Name(id=own)):
+                found = own == word
+            case ast.Name(id=own, ctx=ast.Store()):
+                found = own == word and own.isupper()
+            case _:
+                found = False
+        if found:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("heading", COUNTED)
 def test_the_files_that_name_the_example_are_those_of_the_page(heading: str):
     example, listed = sections()[heading]
-    files = {path.relative_to(PACKAGE): path for path in PACKAGE.rglob("*.py")}
-    others = {place: path for place, path in files.items() if example not in place.parts[:-1]}  # not its own folder
-    naming = sorted(place.as_posix() for place, path in others.items() if example in words_of(path))
+    naming = sorted(
+        place.as_posix()
+        for place, text in sources().items()
+        if example in text and example not in place.parts[:-1] and names(text, example)  # not its own folder
+    )
     assert naming == sorted(listed)
     assert len(naming) <= COUNTED[heading]
 

@@ -18,7 +18,7 @@ IRREGULAR = {
 }  # fmt: skip
 VERBS = {"embed", "feed", "need", "proceed", "seed", "speed"}
 STAY = {
-    "lab/trained/training.py: trained",  # names the files of results that are kept
+    "lab/trained/training.py: trained"  # names the files of results that are kept
 }
 PROPERTIES = {"property", "cached_property"}
 
@@ -31,11 +31,15 @@ def is_participle(name: str) -> bool:
     return len(words) == 1 and (words[0] in IRREGULAR or (words[0].endswith("ed") and words[0] not in VERBS))
 
 
+def snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
 def participles(source: str) -> Iterator[str]:
     """Functions and classes that are named so. A property may be: it is a state, ``packed`` or ``scheduled``."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
-            if is_participle(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower()) and node.name not in RECORDS:
+            if is_participle(snake(node.name)) and node.name not in RECORDS:
                 yield node.name
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_participle(node.name):
             if PROPERTIES.isdisjoint(ast.unparse(decorator) for decorator in node.decorator_list):
@@ -47,10 +51,12 @@ RECORDS = {"Lost", "Skipped", "Tempered"}
 
 
 def test_no_function_is_named_by_a_participle():
+    texts = {path.relative_to(SOURCE).as_posix(): path.read_text("utf-8") for path in SOURCE.rglob("*.py")}
     found = {
-        f"{path.relative_to(SOURCE).as_posix()}: {name}"
-        for path in SOURCE.rglob("*.py")
-        for name in participles(path.read_text("utf-8"))
+        f"{path}: {name}"
+        for path, text in texts.items()
+        if any(is_participle(snake(name)) for name in re.findall(r"(?:def|class) (\w+)", text))
+        for name in participles(text)
     }
     assert found == STAY
 

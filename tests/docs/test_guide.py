@@ -25,7 +25,7 @@ def names() -> dict[str, Any]:
     tf = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8, "intermediate_size": 64}
     model = tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=50, **sizes)).train()
-    batches = [{"input_ids": ids, "labels": ids} for ids in torch.randint(50, (16, 1, 12))]
+    batches = [{"input_ids": ids, "labels": ids} for ids in torch.randint(50, (13, 1, 12))]
     return {
         "attemper": attemper, "model": model, "batches": batches, "held_out": batches * 2, "loader": batches[:2],
         "loss_of": lambda model, batch: model(**batch).loss, "scan": attemper.scan(model, batches[:2]),

@@ -44,6 +44,7 @@ def test_the_page_names_every_normalizer():
     assert set(names()) - {"softmax"} <= shown
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_picture_is_drawn_of_weights_that_are_there(tmp_path: Path):
     pytest.importorskip("matplotlib")
     path = ROOT / "scripts" / "normalizer_picture.py"

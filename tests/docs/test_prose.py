@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 LONG = "a line that is as long as lines are when they are broken because nothing more had room on them, as here"
 
 
+@pytest.mark.quick("src", "examples")
 @pytest.mark.parametrize("folder", ["src", "tests", "scripts", "benchmarks", "examples"])
 def test_no_word_stands_alone_and_no_message_is_cut_inside_a_phrase(folder: str):
     assert findings_in(ROOT / folder) == []

@@ -103,6 +103,7 @@ def test_long_context_is_diffuse(run: Any) -> None:
     assert names["calibration"].per == "model"
 
 
+@pytest.mark.slow("takes many seconds")
 def test_sharpen_a_retrieval_head(run: Any) -> None:
     names = run("sharpen-a-retrieval-head")
     place = (names["site"], names["head"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -150,8 +151,8 @@ def test_the_reference_of_commands_has_every_verb_and_every_option() -> None:
     assert "130" in page.split("\n## ")[0], "exit codes"
 
 
-def test_llms_txt_lists_the_pages_of_the_first_page(tmp_path: Path) -> None:
-    sources.write(tmp_path, "en")
+def test_llms_txt_lists_the_pages_of_the_first_page(staged: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(staged["en"], tmp_path, dirs_exist_ok=True)
     for page in sources.GENERATED.values():
         (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text("# Generated\n", encoding="utf-8")

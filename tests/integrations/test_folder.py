@@ -33,8 +33,8 @@ from attemper.nn import (
     TopK,
 )
 from attemper.schedules import constant, curriculum, piecewise, warmup_anneal
-from tests.cli.test_cli import Run, run
 from tests.support import encoder
+from tests.support.command import Run, run
 
 tf = pytest.importorskip("transformers")
 __all__ = ["run"]
@@ -94,7 +94,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_tempered_model_comes_back_with_what_stood_at_its_sites(name: str, tmp_path: Path):
+def test_a_tempered_model_comes_back_with_what_stood_at_its_sites(name: str, tmp_path: Path, full_size: bool):
     model = llama()
     plain = logits(model)
     handle = attemper.temper(model, **PARTS[name]())
@@ -109,8 +109,9 @@ def test_a_tempered_model_comes_back_with_what_stood_at_its_sites(name: str, tmp
     assert sorted(again.state_dict()) == sorted(model.state_dict())
     assert not hasattr(again.config, "attemper")
     # It is saved again as it is, and from another folder it comes back again.
-    again.save_pretrained(tmp_path / "again")
-    assert torch.equal(logits(attemper.load(tmp_path / "again")), logits(again))
+    if full_size or name == "product":
+        again.save_pretrained(tmp_path / "again")
+        assert torch.equal(logits(attemper.load(tmp_path / "again")), logits(again))
 
 
 def test_the_files_say_what_stands_where(tmp_path: Path):
@@ -328,6 +329,7 @@ def test_what_loads_a_folder_restores_it_and_says_so(folder: Path, caplog: pytes
     assert 0 < one < two - 1e-3
 
 
+@pytest.mark.slow("takes many seconds")
 def test_calibrate_folds_what_the_model_came_with(run: Run, folder: Path, tmp_path: Path):
     words = tmp_path / "words.txt"
     words.write_text("heads attend to a key " * 48, encoding="utf-8")

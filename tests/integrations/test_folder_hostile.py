@@ -14,8 +14,8 @@ import attemper
 from attemper import InputError
 from attemper.integrations import pretrained
 from attemper.nn import Entmax, LearnedTemperature
-from tests.cli.test_cli import Run, one_line, run
 from tests.integrations.test_folder import llama, logits
+from tests.support.command import Run, one_line, run
 
 pytest.importorskip("transformers")
 __all__ = ["run"]

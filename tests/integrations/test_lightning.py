@@ -104,14 +104,23 @@ def test_losses_and_parameters_are_bit_identical_with_and_without(tmp_path: Path
     assert (callback.watch.sampled, callback.watch.failures) == (3, 0)
 
 
-def test_a_sample_holds_all_accumulated_batches_and_no_validation(tmp_path: Path) -> None:
-    callback = AttemperCallback(every=1, rows=None)
-    fit(tmp_path, Module(), callback)
+def test_a_sample_holds_all_accumulated_batches_and_no_validation_alarms_are_told_and_nothing_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alarms: list[Any] = []
+    callback = AttemperCallback(every=1, rows=None, on_alarm=alarms.append, limits={"logits": -1e9})
+    module = Module()
+    with caplog.at_level(logging.WARNING, "attemper"):
+        fit(tmp_path, module, callback)
     assert callback.last is not None
     assert callback.watch is not None
     assert callback.watch.sampled == 8
     assert callback.last.tokens == 2 * 2 * CONTEXT
     assert [(site.name, site.mode) for site in callback.last.sites] == [(name, "train") for name in SITES]
+    assert len(alarms) == 8
+    assert "step 0: warning logits: net.blocks.0.attention head 0" in caplog.text
+    assert hooks(module) == 0
+    assert "training_step" not in vars(module)
 
 
 def test_each_call_of_a_module_that_calls_itself_twice_is_a_site(tmp_path: Path) -> None:
@@ -139,12 +148,8 @@ def test_scalars_stand_at_the_step_of_the_loss_of_the_same_batches(tmp_path: Pat
     assert found[0] == watch.table().sites[1].heads[3].max_logit
 
 
-def test_nothing_of_ours_is_left_after_fitting_and_after_fitting_that_raised(tmp_path: Path) -> None:
+def test_nothing_of_ours_is_left_after_fitting_that_raised(tmp_path: Path) -> None:
     callback = AttemperCallback(every=1)
-    module = Module()
-    fit(tmp_path, module, callback)
-    assert hooks(module) == 0
-    assert "training_step" not in vars(module)
     broken = Module(fails_at=3)
     with pytest.raises(RuntimeError, match="no more"):
         fit(tmp_path, broken, callback)
@@ -173,17 +178,9 @@ def test_a_compiled_module_is_watched_through_its_taps_in_one_graph(tmp_path: Pa
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_alarms_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    alarms: list[Any] = []
-    with caplog.at_level(logging.WARNING, "attemper"):
-        fit(tmp_path, Module(), AttemperCallback(every=2, on_alarm=alarms.append, limits={"logits": -1e9}))
-    assert len(alarms) == 8
-    assert "step 0: warning logits: net.blocks.0.attention head 0" in caplog.text
-
-
 def test_a_training_step_that_was_put_there_before_is_put_back(tmp_path: Path) -> None:
     module = Module()
     own = module.training_step
     module.training_step = own  # type: ignore[method-assign]
-    fit(tmp_path, module, AttemperCallback())
+    fit(tmp_path, module, AttemperCallback(), max_steps=1)
     assert vars(module)["training_step"] is own

@@ -15,6 +15,7 @@ from attemper.readings.reading import Reading
 from attemper.report.notebook import VIRIDIS
 from attemper.results.scan import Scan
 from tests.report.readings import site
+from tests.support.trackers import Kept
 
 PIXELS = np.arange(8 * 4 * 3, dtype=np.uint8).reshape(8, 4, 3)
 
@@ -87,108 +88,68 @@ def test_a_table_has_a_row_for_each_head(scan: Scan):
     assert rows[2][3] is None
 
 
-class Writer:
+class Writer(Kept):
     """TensorBoard's SummaryWriter."""
 
-    def __init__(self) -> None:
-        self.got: list[Any] = []
-
-    def add_image(
-        self, tag: str, img_tensor: Any, global_step: Any = None, walltime: Any = None, dataformats: str = "CHW"
-    ) -> None:
+    def add_image(self, tag, img_tensor, global_step=None, walltime=None, dataformats="CHW") -> None:
         self.got.append((tag, img_tensor.shape, global_step, dataformats))
 
 
-class WandbLogger:
+class WandbLogger(Kept):
     """Lightning's logger of Weights & Biases."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
 
     def log_image(self, key: str, images: list[Any], step: int | None = None, **kwargs: Any) -> None:
         self.got.append((key, images[0].shape, step))
 
 
-class Mlflow(ModuleType):
+class Mlflow(Kept, ModuleType):
     def __init__(self) -> None:
-        super().__init__("mlflow")
-        self.got: list[Any] = []
+        ModuleType.__init__(self, "mlflow")
+        self.got = []
 
-    def log_image(
-        self,
-        image: Any,
-        artifact_file: str | None = None,
-        key: str | None = None,
-        step: int | None = None,
-        timestamp: int | None = None,
-        synchronous: bool = False,
-    ) -> None:
+    def log_image(self, image, artifact_file=None, key=None, step=None, timestamp=None, synchronous=False) -> None:
         self.got.append((key, image.shape, step))
 
 
-class Comet:
-    def __init__(self) -> None:
-        self.got: list[Any] = []
-
-    def log_image(
-        self,
-        image_data: Any,
-        name: str | None = None,
-        overwrite: bool = False,
-        image_minmax: tuple[int, int] | None = None,
-        step: int | None = None,
-    ) -> None:
+class Comet(Kept):
+    def log_image(self, image_data, name=None, overwrite=False, image_minmax=None, step=None) -> None:
         assert image_minmax == (0, 255)
         self.got.append((name, image_data.shape, step))
 
 
-class MlflowClient:
-    def __init__(self) -> None:
-        self.got: list[Any] = []
-
-    def log_image(
-        self,
-        run_id: str,
-        image: Any,
-        artifact_file: str | None = None,
-        key: str | None = None,
-        step: int | None = None,
-    ) -> None:
+class MlflowClient(Kept):
+    def log_image(self, run_id, image, artifact_file=None, key=None, step=None) -> None:
         self.got.append((key, image.shape, step))
+
+
+def drawn_by(tracker: Any) -> Any:
+    """What the tracker gets of a picture."""
+    draw = draw_method(tracker)
+    assert draw is not None
+    draw("map", PIXELS, 7)
+    return tracker
 
 
 @pytest.mark.parametrize("kind", [WandbLogger, Mlflow, Comet])
 def test_a_method_for_images_is_known_by_its_arguments(kind: type[Any]):
-    tracker = kind()
-    draw = draw_method(tracker)
-    assert draw is not None
-    draw("map", PIXELS, 7)
-    assert tracker.got == [("map", (8, 4, 3), 7)]
+    assert drawn_by(kind()).got == [("map", (8, 4, 3), 7)]
 
 
-def test_a_summary_writer_is_told_the_order_of_axes():
-    writer = Writer()
-    draw = draw_method(writer)
-    assert draw is not None
-    draw("map", PIXELS, 7)
-    assert writer.got == [("map", (8, 4, 3), 7, "HWC")]
-
-
-@pytest.mark.parametrize("place", ["experiment", "tracker"])
-def test_what_a_tracker_wraps_is_asked_too(place: str):
-    writer = Writer()
-    draw = draw_method(SimpleNamespace(**{place: writer}))
-    assert draw is not None
-    draw("map", PIXELS, 7)
-    assert len(writer.got) == 1
+def test_a_summary_writer_is_told_the_order_of_axes_also_where_something_wraps_it():
+    for wrap in (
+        lambda one: one,
+        lambda one: SimpleNamespace(experiment=one),
+        lambda one: SimpleNamespace(tracker=one),
+    ):
+        writer = Writer()
+        drawn_by(wrap(writer))
+        assert writer.got == [("map", (8, 4, 3), 7, "HWC")]
 
 
 def test_a_client_of_mlflow_is_told_its_run():
     client = MlflowClient()
     assert draw_method(SimpleNamespace(experiment=client)) is None
-    draw = draw_method(SimpleNamespace(experiment=client, run_id="abc"))
-    assert draw is not None
-    draw("map", PIXELS, 7)
+    drawn_by(SimpleNamespace(experiment=client, run_id="abc"))
     assert client.got == [("map", (8, 4, 3), 7)]
 
 
@@ -204,10 +165,7 @@ def package(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
 def test_a_run_gets_an_image_object_of_its_package_and_so_does_the_package(monkeypatch: pytest.MonkeyPatch, name: str):
     module: Any = package(monkeypatch, name)
 
-    class Run:
-        def __init__(self) -> None:
-            self.got: list[Any] = []
-
+    class Run(Kept):
         def log(self, data: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
             self.got.append((data, step))
 
@@ -215,9 +173,7 @@ def test_a_run_gets_an_image_object_of_its_package_and_so_does_the_package(monke
     run = Run()
     module.log = run.log
     for tracker in (run, module):
-        draw = draw_method(tracker)
-        assert draw is not None
-        draw("map", PIXELS, 7)
+        drawn_by(tracker)
     assert run.got == [({"map": ("image", (8, 4, 3))}, 7)] * 2
 
 
@@ -229,9 +185,7 @@ def test_a_run_of_aim_tracks_an_image_object(monkeypatch: pytest.MonkeyPatch):
         def track(self, value: Any, name: str, step: int | None = None) -> None:
             got.append((name, value, step))
 
-    draw = draw_method(Run())
-    assert draw is not None
-    draw("map", PIXELS, 7)
+    drawn_by(Run())
     assert got == [("map", ("image", (8, 4, 3)), 7)]
 
 

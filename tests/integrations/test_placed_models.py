@@ -16,9 +16,11 @@ from attemper import InputError
 from attemper.integrations import pretrained
 from attemper.integrations.device import to_device
 from tests.support import encoder
+from tests.support.command import Run, run
 from tests.support.exact_entropies import exact_entropies
 
 tf = pytest.importorskip("transformers")
+__all__ = ["run"]
 pytest.importorskip("accelerate")
 
 LAYERS = {f"model.layers.{layer}": "disk" if layer else "cpu" for layer in range(3)}
@@ -48,6 +50,7 @@ def ids() -> torch.Tensor:
     return torch.randint(3, 99, (3, 40), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.quick("sdpa")
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_layers_on_disk_are_scanned_watched_and_tempered_to_the_bit(
     folder: Path, implementation: str, seen: Any
@@ -88,35 +91,21 @@ def runs_from_disk(folder: Path) -> None:
         pytest.skip(f"this transformers cannot run a model that is all on disk: {error}")
 
 
+@pytest.mark.quick("disk")
 @pytest.mark.parametrize("device", ["auto", "disk"])
 def test_the_command_places_a_model_and_reads_the_same_numbers(
-    folder: Path, tmp_path: Path, device: str, run_command: Any, request: pytest.FixtureRequest
+    folder: Path, tmp_path: Path, device: str, run: Run, request: pytest.FixtureRequest
 ) -> None:
     if device == "disk":
         request.getfixturevalue("runs_from_disk")
     text = tmp_path / "text.txt"
     text.write_text("Attention is a weighted mean. " * 40, encoding="utf-8")
     found, expected = (
-        json.loads(run_command("scan", folder, "--text", text, "--json", *options))
+        json.loads(run("scan", folder, "--text", text, "--json", *options).out)
         for options in (("--device", device), ())
     )
     assert found["sites"] == expected["sites"]
     assert found["tokens"] == expected["tokens"] > 200
-
-
-@pytest.fixture
-def run_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def run(*arguments: object) -> str:
-        from attemper import cli
-
-        monkeypatch.setattr(sys, "argv", ["attemper", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert not stop.value.code, err
-        return out
-
-    return run
 
 
 @pytest.mark.usefixtures("runs_from_disk")

@@ -10,45 +10,34 @@ import pytest
 
 from attemper import InputError
 from attemper.integrations.trackers import sink
+from tests.support.trackers import Kept
 
 VALUES = {"a/b": 1.5, "c": 2.0}
 
 
-class LogMetrics:
+class LogMetrics(Kept):
     """Lightning's loggers, mlflow, Comet."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.got.append((metrics, step))
 
 
-class Log:
+class Log(Kept):
     """Weights & Biases, trackio, accelerate's trackers."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
 
     def log(self, values: dict[str, float], step: int | None = None, **_: Any) -> None:
         self.got.append((values, step))
 
 
-class AddScalar:
+class AddScalar(Kept):
     """SummaryWriter."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
         self.got.append((tag, scalar_value, global_step))
 
 
-class Track:
+class Track(Kept):
     """Aim's Run, whose ``log`` is another thing."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
 
     def track(self, value: float, name: str, step: int | None = None) -> None:
         self.got.append((name, value, step))
@@ -126,15 +115,12 @@ def test_the_real_summary_writer_and_lightnings_loggers_are_known(tmp_path: Any)
 def test_accelerates_own_tracker_is_known() -> None:
     accelerate = pytest.importorskip("accelerate.tracking")
 
-    class Mine(accelerate.GeneralTracker):
+    class Mine(Log, accelerate.GeneralTracker):
         name, requires_logging_directory, tracker = "mine", False, None
 
         def __init__(self) -> None:
-            super().__init__(_blank=True)
-            self.got: list[Any] = []
-
-        def log(self, values: dict[str, float], step: int | None = None, **_: Any) -> None:
-            self.got.append((values, step))
+            accelerate.GeneralTracker.__init__(self, _blank=True)
+            self.got = []
 
     tracker = Mine()
     sink(tracker)(VALUES, 3)

@@ -52,6 +52,7 @@ def test_bounds_are_0_and_log_n_in_nats_and_log2_n_in_bits(result):
         assert share == pytest.approx(100 * drawn / nats)
 
 
+@pytest.mark.quick("0]")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_long_random_rows_stay_half_a_nat_below_log_n(seed: int, experiment: Run):
     """To first order by half their variance: log n + 1/2 for lse, less E_p[s] = 1."""

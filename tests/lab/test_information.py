@@ -33,9 +33,10 @@ def heads(model):
 
 @pytest.fixture(scope="module")
 def result():
-    """With few temperatures of the model."""
+    """With few temperatures of the model, and windows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(information, "MODEL_TEMPERATURES", (0.25, 1.0))
+        patch.setattr(information, "WINDOWS", 2)
         return information.information()
 
 
@@ -153,6 +154,7 @@ def test_the_temperature_of_most_information_is_not_that_of_the_lowest_loss(expe
 # The bound
 
 
+@pytest.mark.quick("0]", "1]")
 @pytest.mark.parametrize("seed", range(5))
 def test_the_bound_with_the_divergence_holds_and_that_with_the_entropy_does_not(seed: int):
     found = gibbs(seed)

@@ -111,6 +111,7 @@ def test_qk_norm_is_a_configuration_and_an_unknown_name_lists_the_known():
         configure(CONFIG, "nothing")
 
 
+@pytest.mark.slow("takes many seconds")
 def test_clipping_holds_what_would_pass_the_threshold(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(interventions, "THRESHOLD", 2.0)
     clipped = trained(small(intervention="QKClip", rate=3e-2, steps=30), corpus())
