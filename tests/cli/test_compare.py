@@ -118,7 +118,7 @@ def test_a_file_that_is_not_there_or_no_scan_is_named_in_one_line(compared: Run,
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert f"{tmp_path / 'text.json'} is cut off, or nothing that attemper wrote" in err
     (tmp_path / "text.json").write_text('{"schema": 2}')
-    code, out, err = run(files[0], tmp_path / "text.json")
+    code, out, err = compared(files[0], tmp_path / "text.json")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert f"{tmp_path / 'text.json'}: " in err
 
