@@ -123,14 +123,15 @@ def test_a_file_that_is_not_there_or_no_scan_is_named_in_one_line(compared: Run,
     assert f"{tmp_path / 'text.json'}: " in err
 
 
-def test_the_content_of_a_file_says_what_it_is_and_not_its_name(run: Run, files, tmp_path: Path):
+def test_the_content_of_a_file_says_what_it_is_and_not_its_name(compared: Run, files, tmp_path: Path):
     one, other = (path.rename(path.with_suffix(".safetensors")) for path in files)
-    assert run(one, other)[0] == 0
-    assert "is no fingerprint: --explain reads what `attemper fingerprint` wrote" in run(one, other, "--explain")[2]
+    assert compared(one, other)[0] == 0
+    asked = compared(one, other, "--explain")
+    assert "is no fingerprint: --explain reads what `attemper fingerprint` wrote" in asked.err
     weights = tmp_path / "weights.safetensors"
     save_file({"w": torch.zeros(2)}, weights)
-    code, out, err = run(one, weights)
+    code, out, err = compared(one, weights)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "weights.safetensors" in err
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    assert "is a GGUF file" in run(one, tmp_path / "model.gguf")[2]
+    assert "is a GGUF file" in compared(one, tmp_path / "model.gguf")[2]
