@@ -31,19 +31,6 @@ def test_heads_keep_their_columns_and_missing_ones_are_nan():
     assert (columns.heads(1), columns.heads(4)) == (slice(0, 2), slice(3, 5))
 
 
-def test_a_quantity_that_a_sample_lacks_is_nan_everywhere():
-    columns, a = Columns(), label("a", 2)
-    columns.find((a,))
-    assert np.isnan(columns.spread(sample(a), "gini")).all()
-
-
-def test_a_site_with_another_number_of_heads_is_another_site():
-    columns = Columns()
-    assert columns.find((label("a", 2),))
-    assert columns.find((label("a", 3),))
-    assert len(columns) == 5
-
-
 def test_a_site_of_one_call_of_a_module_is_another_than_the_mean_over_its_calls():
     def call(name: str, layer: int | None) -> SiteLabel:
         return SiteLabel(name, "self", "train", layer, "full", "softmax", 1)

@@ -190,21 +190,7 @@ def test_rows_that_are_not_finite_are_critical_at_once_and_end_when_they_are_gon
     assert told(judge([nothing_else])) == [("nonfinite", 0, 0, None), ("nonfinite", 1, 0, None)]
 
 
-def test_an_infinite_score_is_beyond_every_level_and_has_no_value_in_json():
-    (alarm,) = [one for one in judge(series("max_logit", [10, float("inf")])) if one.kind == "logits"]
-    assert alarm.value is None
-    assert "largest logit inf" in alarm.message
-
-
 # --- nothing begins on the way back ---
-
-
-def test_falling_does_not_ring_when_a_layer_recovers():
-    """``layer_fallen`` holds it back; it ends with the reading that is healthy again, beside readings that are not."""
-    one = Judge({"collapsed": None, "diffuse": None})
-    for given in collapsing([1, 1, 1, 1, 1, 0.005, 0.005, 0.005, 1.65, 1.65, 1.65]):
-        one.feed(given)
-    assert told(one.alarms) == [("layer_fallen", None, 50, 80)]
 
 
 def toward(kind: AlarmKind, one: Judge, values: np.ndarray, heads: slice) -> np.ndarray:
@@ -479,13 +465,6 @@ def test_what_the_samples_do_not_hold_is_not_judged_and_that_is_said():
     one = Judge()
     assert one.feed(part) == ()
     assert "not judged: logits, logit_growth; there is no max_logit." in one.notes
-
-
-def test_samples_without_heads_are_judged_to_nothing():
-    empty = Sample(0, 0.0, (), tuple(HEALTHY), np.empty((len(HEALTHY), 0), np.float32))
-    one = Judge()
-    assert one.feed(empty) == one.alarms == one.standing == one.notes == ()
-    assert one.feed(sample(1, {"a": {}})) == ()
 
 
 # --- a model that is untrained, and sites that are late ---

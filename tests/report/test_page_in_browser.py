@@ -228,12 +228,16 @@ def test_charts_have_labels_and_gaps_and_the_strip_leads_to_other_heads(open_pag
 
 
 @pytest.mark.slow("takes many seconds")
-def test_a_long_table_shows_the_first_heads_of_its_order_and_says_so(open_page: Open) -> None:
+def test_a_page_of_very_many_heads_leaves_out_details_and_the_end_of_its_table_and_says_so(open_page: Open) -> None:
     page = open_page(readings.huge())
     page.click("#all summary")
     page.locator("#all-table tbody tr").first.wait_for()
     assert page.locator("#all-table tbody tr").count() == 1000
     assert (page.text_content("#all-more") or "").startswith("The first 1,000 of 6,400 in this order")
+    click_head(page, 99, 63)
+    assert page.text_content("#panel-title") == "Layer 99, head 63"
+    assert page.locator("#histogram").count() == 0
+    assert "would not fit" in (page.text_content("#panel") or "")
 
 
 def test_without_scripts_there_is_a_table(open_page: Open) -> None:
@@ -249,15 +253,6 @@ def test_an_empty_reading_gives_a_page_that_says_so(open_page: Open, sites: tupl
     page = open_page(readings.reading(*sites))
     assert page.text_content("#verdict-title") == "Verdict: Nothing measured"
     assert page.locator(".map canvas").count() == len(sites)
-
-
-@pytest.mark.slow("takes many seconds")
-def test_a_page_without_details_still_shows_the_numbers(open_page: Open) -> None:
-    page = open_page(readings.huge())
-    click_head(page, 99, 63)
-    assert page.text_content("#panel-title") == "Layer 99, head 63"
-    assert page.locator("#histogram").count() == 0
-    assert "would not fit" in (page.text_content("#panel") or "")
 
 
 INK = """

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import attemper
-from attemper import InputError
 from attemper.readings.sample import Sample
 from attemper.report.run_page import run_page
 from attemper.results.run import Run
@@ -122,9 +121,3 @@ def test_many_heads_over_many_steps_still_fit(tmp_path: Path) -> None:
         html = run_page(run)
     assert len(html.encode()) <= 2_000_000
     assert data_of(html)["run"]["statistics"]
-
-
-def test_a_run_without_a_sample_is_refused(tmp_path: Path) -> None:
-    written(tmp_path / "run", ())
-    with attemper.open(tmp_path / "run") as run, pytest.raises(InputError, match="has no sample yet"):
-        run.to_html(tmp_path / "page.html")

@@ -129,11 +129,3 @@ def test_a_run_whose_watch_saw_nothing_says_why_in_chinese(tmp_path: Path) -> No
     with open_run(tmp_path / "a") as run:
         said = drawn(overview(run), "zh")
     assert english(said, "Linear") == set()
-
-
-def test_reasons_of_skipped_modules_are_recognised_and_are_no_english_sentence() -> None:
-    for key in texts.REASONS[1:]:
-        for said in filled(key):
-            found = texts.reason(said)
-            assert isinstance(found, texts.Message), said
-            assert texts.say(found, "zh") != said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -23,28 +22,12 @@ def refused(path: Path) -> str:
     return str(error.value)
 
 
-def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "trackio.db")
-    connection.execute("CREATE TABLE metrics (a)")
-    connection.close()
-    assert "trackio.db is not a file of an attemper run" in refused(tmp_path / "trackio.db")
-
-
 def test_a_damaged_fragment_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     written(tmp_path / "a", samples(3), rank=0)
     (tmp_path / "a" / "fragment-1.sqlite").write_bytes(b"garbage" * 1000)
     run = open_run(tmp_path / "a")
     assert len(run) == 3
     assert "fragment-1.sqlite is not a file of an attemper run" in run.remarks[0]
-
-
-def test_a_run_may_be_named_by_one_of_its_files(tmp_path: Path) -> None:
-    written(tmp_path / "a", samples(3), rank=4)
-    assert len(open_run(tmp_path / "a" / "fragment-4.sqlite")) == 3
-
-
-def test_an_empty_folder_is_no_run(tmp_path: Path) -> None:
-    assert "there is no run at" in refused(tmp_path)
 
 
 def test_a_name_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -> None:
@@ -115,16 +98,6 @@ def test_a_bound_that_is_no_step_is_refused(tmp_path: Path) -> None:
     for options in ({"start": "0"}, {"stop": 1.5}, {"stop": True}):
         with pytest.raises(InputError, match="must be a step, a whole number"):
             open_run(tmp_path / "a").history("entropy", **options)  # type: ignore[arg-type]
-
-
-def test_runs_of_different_models_are_not_compared(tmp_path: Path) -> None:
-    written(tmp_path / "a", samples(2))
-    written(tmp_path / "b", samples(2, labels=sites(2, 5)))
-    with pytest.raises(InputError, match="has 3 heads before and 5 after"):
-        open_run(tmp_path / "a").compare(open_run(tmp_path / "b"))
-    written(tmp_path / "c", samples(2, labels=sites(2, mode="eval")))
-    with pytest.raises(InputError, match="no site in common"):
-        open_run(tmp_path / "a").compare(open_run(tmp_path / "c"))
 
 
 def test_deleting_a_run_takes_its_files_and_leaves_what_is_not_ours(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import time
@@ -21,7 +22,7 @@ from attemper.readings import judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.run_judge import RunJudge
 from attemper.readings.sample import Sample, Samples
-from attemper.store import verdict, writer
+from attemper.store import schema, verdict, writer
 from attemper.store.checksum import checksum
 from attemper.store.fragment import Fragment
 from attemper.store.verdict import Keeper
@@ -293,10 +294,12 @@ def test_a_reader_goes_on_from_what_was_kept_while_the_run_is_written(tmp_path: 
     fragment.close()
 
 
-def test_a_file_of_the_version_before_is_read_and_judged_by_its_next_writer(folder: Path, fed: list[int]) -> None:
+def test_a_file_of_version_3_is_read_and_judged_by_its_next_writer(folder: Path, fed: list[int]) -> None:
     expected = told(folder)
     with closing(sqlite3.connect(folder / FILE)) as connection:
-        connection.executescript("DROP TABLE verdict; PRAGMA user_version = 3")
+        for name in re.findall(r"CREATE TABLE (\w+)", " ".join(schema.MIGRATIONS[3:])):
+            connection.execute(f"DROP TABLE {name}")
+        connection.execute("PRAGMA user_version = 3")
     before = (folder / FILE).read_bytes()
     assert told(folder) == expected
     assert (folder / FILE).read_bytes() == before

@@ -6,13 +6,12 @@ import io
 import json
 import math
 import os
-import sys
 import tempfile
 
 import numpy as np
 import pytest
 
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError
 from attemper.results.run import open_run
 from attemper.store import parts, place
 from attemper.store.chunk import round_bits
@@ -185,20 +184,6 @@ def test_a_target_that_fails_costs_one_warning_and_is_tried_again(where, monkeyp
     assert "Stale file handle" in record.message
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[: len(data) // 2], "is no part of a run, or damaged"),
-        (lambda data: b"text", "is no part of a run, or damaged"),
-    ],
-)
-def test_a_damaged_part_is_told(tmp_path, damage, message):
-    target = open_target(tmp_path)
-    target.write("fragment-0-1795379024948814-000000000.parquet", damage(b"PAR1" * 100))
-    with pytest.raises(InputError, match=message):
-        parts.restore(target, 0)
-
-
 def test_a_foreign_part_and_one_of_a_newer_version_are_told(where):
     write(where, samples(2)).close()
     target, (name,) = open_target(where), named(where)
@@ -212,15 +197,6 @@ def test_a_foreign_part_and_one_of_a_newer_version_are_told(where):
         target.write(name, file.getvalue())
         with pytest.raises(InputError, match=message):
             parts.restore(target, 0)
-
-
-def test_reading_without_pyarrow_names_the_extra(where, monkeypatch):
-    write(where, samples(2)).close()
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(
-        MissingExtraError, match=r"a run of Parquet parts needs the package pyarrow.*attemper\[parquet\]"
-    ):
-        parts.restore(open_target(where), 0)
 
 
 @pytest.mark.parametrize("data", [b"no parquet", "a table of somebody else", "an empty table"])

@@ -32,6 +32,12 @@ def steps(run: Writer) -> list[int]:
     return found
 
 
+def warning(caplog: pytest.LogCaptureFixture) -> str:
+    """What the one warning said."""
+    (record,) = caplog.records
+    return record.message
+
+
 @pytest.fixture(autouse=True)
 def _no_writer_is_left() -> Iterator[None]:
     """One that a test leaves open when it fails would keep its handler of signals in all that follow."""
@@ -117,8 +123,7 @@ def test_a_damaged_file_is_refused_with_a_warning_and_stays_as_it_is(tmp_path, c
     second.take(sample(130))
     second.close()
     assert (second.written, second.dropped) == (0, 1)
-    (record,) = caplog.records
-    assert "cannot be stored" in record.message
+    assert "cannot be stored" in warning(caplog)
 
 
 def test_more_than_may_wait_is_dropped_and_counted_in_the_file(tmp_path, gate, monkeypatch, caplog):
@@ -137,8 +142,7 @@ def test_more_than_may_wait_is_dropped_and_counted_in_the_file(tmp_path, gate, m
     assert tables.rows("SELECT sum(samples) FROM lost") == [(30,)]
     assert tables.rows("SELECT reason FROM lost")[0] == ("the disk is slower than the samples come",)
     tables.close()
-    (record,) = caplog.records
-    assert "the disk is slower than the samples come" in record.message
+    assert "the disk is slower than the samples come" in warning(caplog)
 
 
 def test_a_few_samples_wait_however_large_they_are(tmp_path, gate, monkeypatch):
@@ -295,8 +299,7 @@ def test_an_error_of_ours_costs_one_sample_and_not_the_thread(tmp_path, monkeypa
     run.close()
     assert (run.written, run.dropped) == (3, 1)
     assert steps(run) == [0, 2, 3]
-    (record,) = caplog.records
-    assert "trouble at step 1: ValueError: a mistake" in record.message
+    assert "trouble at step 1: ValueError: a mistake" in warning(caplog)
 
 
 def test_what_is_too_late_at_the_end_is_counted(tmp_path, gate, monkeypatch, caplog):
@@ -306,8 +309,7 @@ def test_what_is_too_late_at_the_end_is_counted(tmp_path, gate, monkeypatch, cap
         run.take(one)
     run.close(0.01)
     assert (run.written, run.dropped) == (0, 3)
-    (record,) = caplog.records
-    assert "the disk is too slow for the end of the run" in record.message
+    assert "the disk is too slow for the end of the run" in warning(caplog)
     gate.set()
     run._thread.join(10)
     process.leave(run)
@@ -325,8 +327,7 @@ def test_a_history_in_memory_is_bounded_and_says_that_it_is_thinned(monkeypatch,
         run.close()
     assert run.thinned
     assert run.written == 10 * 128
-    (record,) = caplog.records
-    assert "the history in memory has reached 0.1 MB: its oldest samples are thinned" in record.message
+    assert "the history in memory has reached 0.1 MB: its oldest samples are thinned" in warning(caplog)
 
 
 def test_samples_after_the_end_are_counted_with_one_warning(tmp_path, caplog):
@@ -335,8 +336,7 @@ def test_samples_after_the_end_are_counted_with_one_warning(tmp_path, caplog):
     run.close()
     assert not any(run.take(sample(step)) for step in range(1, 4))
     assert (run.written, run.dropped) == (1, 3)
-    (record,) = caplog.records
-    assert "it came after the end of the run" in record.message
+    assert "it came after the end of the run" in warning(caplog)
 
 
 def test_a_writer_that_is_closed_in_its_own_thread_ends(tmp_path):
@@ -374,8 +374,7 @@ def test_what_a_disk_that_is_full_to_the_end_took_stands_beside_the_file_until_t
         patch.setattr(Fragment, "lose", refuse)
         run.close(3)
     assert run.written + run.dropped == 40
-    (record,) = caplog.records
-    assert "database or disk is full" in record.message
+    assert "database or disk is full" in warning(caplog)
     lost = f"fragment-0.lost-{run.dropped}"
     assert sorted(os.listdir(tmp_path)) == [lost, "fragment-0.sqlite"]
 
