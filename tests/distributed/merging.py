@@ -115,11 +115,12 @@ def trained(wrapped: nn.Module, data: Data, *, steps: int = STEPS, **options: An
     with attemper.watch(wrapped, **watched) as watch:
         for step in range(steps):
             optimizer.zero_grad()
-            wrapped(data(step)).square().mean().backward()
+            loss = wrapped(data(step)).square().mean()
+            loss.backward()
             optimizer.step()
             calls.clear()
             with counted(calls):
-                watch.step(step)
+                watch.step(step, loss=loss)
             sent.append([*calls])
             tables.append([site.to_dict() for site in watch.table().sites])
         tokens, skipped = watch.table().tokens, [tuple(entry) for entry in map(_entry, watch.table().skipped)]

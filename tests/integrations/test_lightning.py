@@ -184,3 +184,24 @@ def test_a_training_step_that_was_put_there_before_is_put_back(tmp_path: Path) -
     module.training_step = own  # type: ignore[method-assign]
     fit(tmp_path, module, AttemperCallback(), max_steps=1)
     assert vars(module)["training_step"] is own
+
+
+def test_the_loss_of_every_step_is_kept_as_lightning_has_it(tmp_path: Path) -> None:
+    told: list[float] = []
+
+    class Told(L.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            told.append(2 * float(outputs["loss"]))
+
+    watched = AttemperCallback(every=4)
+    module = Module()
+    fit(tmp_path, module, Told(), watched)
+    assert watched.watch is not None
+    found = watched.watch.history("loss")
+    assert found.steps.tolist() == [*range(8)]
+    assert found.values.tolist() == pytest.approx(
+        [(one + two) / 2 for one, two in zip(told[::2], told[1::2], strict=True)]
+    )
+    with torch.no_grad():
+        batches = list(loader())
+        assert found.values[0] == pytest.approx(sum(float(Module().net.loss(batch)) for batch in batches[:2]) / 2)

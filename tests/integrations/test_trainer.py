@@ -21,7 +21,8 @@ pytest.importorskip("accelerate")
 
 from transformers.modelcard import parse_log_history  # noqa: E402
 
-from attemper.integrations.transformers import AttemperCallback, Lent  # noqa: E402
+from attemper.integrations.training import Losses  # noqa: E402
+from attemper.integrations.transformers import AttemperCallback, Lent, _take_output  # noqa: E402
 
 STEPS, TOKENS = 20, 40
 SITES = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
@@ -337,3 +338,31 @@ def test_a_compiled_model_set_to_attemper_is_watched_through_its_taps(tmp_path: 
 def test_mistakes_are_told_before_training(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         AttemperCallback(**arguments)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_loss_of_every_step_is_kept_as_the_trainer_reports_it(tmp_path: Path, named: bool) -> None:
+    one = trainer(tmp_path, max_steps=10)
+    watched = AttemperCallback(every=50, trackers=[one] if named else None)
+    one.add_callback(watched)
+    one.train()
+    assert watched.watch is not None
+    found = watched.watch.history("loss")
+    assert found.steps.tolist() == [*range(1, 11)]
+    reported = [entry["loss"] for entry in one.state.log_history if "loss" in entry]
+    assert found.values.reshape(2, 5).mean(1).tolist() == pytest.approx(reported, abs=2e-4)
+    assert "training_step" not in vars(one)
+
+
+def test_losses_of_a_model_that_is_not_told_the_tokens_of_a_step_are_their_mean() -> None:
+    losses, model = Losses(), nn.Linear(1, 1)
+    for loss in (1.0, 3.0):
+        _take_output(losses, 2, model, (), {}, {"loss": torch.tensor(loss)})
+    assert losses.of_step() == 2.0
+    for loss in (0.25, 0.75):
+        _take_output(losses, 2, model, (), {"num_items_in_batch": 7}, {"loss": torch.tensor([loss])})
+    assert losses.of_step() == 2.0
+    for output in ((torch.tensor(1.0),), {"logits": 1.0}, {"loss": torch.ones(2)}, None):
+        _take_output(losses, 1, model, (), {}, output)
+    _take_output(losses, 1, model.eval(), (), {}, {"loss": torch.tensor(1.0)})
+    assert losses.of_step() is None

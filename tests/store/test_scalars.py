@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,8 +156,9 @@ def test_a_number_of_several_ranks_is_that_of_the_first(tmp_path):
 def test_a_number_of_the_step_has_no_site(tmp_path):
     written(tmp_path / "fragment-0.sqlite", 10).close()
     with open_stored(str(tmp_path), StoredRun) as run:
-        for place in ({"site": "a"}, {"head": 0}, {"mode": "train"}):
+        places: list[dict[str, Any]] = [{"site": "a"}, {"head": 0}, {"mode": "train"}]
+        for place in places:
             with pytest.raises(InputError, match="'loss' is a number of the whole step: ask for it without site, head"):
                 run.history("loss", **place)
         with pytest.raises(InputError, match=r"history\(start="):
-            run.history("loss", start=1.5)
+            run.history("loss", start=1.5)  # pyright: ignore[reportArgumentType]

@@ -15,6 +15,7 @@ from attemper.monitor.options import WatchOptions
 from attemper.monitor.recorder import Recorder
 from attemper.monitor.scalars import Scalars
 from attemper.monitor.snapshot import SampleReadings, SampleSums, with_differences
+from attemper.readings.alarms import LOSS
 from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample
 from attemper.text import count
@@ -53,20 +54,28 @@ class MergedRecorder(Recorder):
     def last_step(self) -> int | None:
         return self._last_step
 
-    def add_merged(self, step: int, period: int, failures: int, fail: Fail) -> None:
+    def add_merged(self, step: int, period: int, failures: int, fail: Fail, given: Scalars) -> Scalars:
         """Merges the sample that has ended with those of the other ranks, and adds it. See ``Reduction.merge``.
+
+        Args:
+            given: numbers of the step on this rank.
+
+        Returns:
+            The same, with the mean loss of the ranks that have one.
 
         Raises:
             InputError: the ranks do not hold the same part of the model.
         """
         try:
-            found = self._reduction.merge(self._collector, period, failures, fail)
+            found = self._reduction.merge(self._collector, period, failures, fail, given.get(LOSS))
             if found is not None:
                 self.put(step, found, time.time())
+                return {**given, LOSS: found.loss} if LOSS in given else given
         except InputError:
             raise
         except Exception as error:  # a rank is gone, say: what training makes of that is its own affair
             fail("ranks", error)
+        return given
 
     def add(self, step: int) -> None:
         """Adds a sample of this rank alone, of an evaluation: the ranks may have different parts of it, or none."""

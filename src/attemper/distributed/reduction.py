@@ -133,7 +133,9 @@ class Reduction:
         return tuple(None if step == _NONE else step for step in steps)  # type: ignore[return-value]
 
     @torch.no_grad()
-    def merge(self, collector: Collector, period: int, failures: int, fail: Fail) -> MergedSample | None:
+    def merge(
+        self, collector: Collector, period: int, failures: int, fail: Fail, loss: float | Tensor | None = None
+    ) -> MergedSample | None:
         """The sample of all ranks of the step that has ended, without waiting for a device; None if none has seen a
         site so far. Whatever goes wrong on one rank, it joins the others, with no rows.
 
@@ -142,6 +144,7 @@ class Reduction:
             period: which of its samples is of the step.
             failures: of ours on this rank so far.
             fail: called with what goes wrong.
+            loss: of the step on this rank; None where it has none.
 
         Raises:
             InputError: the ranks do not hold the same part of the model, so that their rows cannot be added. On all of
@@ -159,6 +162,8 @@ class Reduction:
         packed = None if found is None else _attempt(lambda: self._pack(slots, found, collector, period, new), fail)
         self._failures = failures + (packed is None)
         added, largest = packed or slots.nothing(new + 1, self._device)
+        if loss is not None:
+            _attempt(lambda: slots.put_loss(added, loss), fail)
         own = added.clone()
         self._all_reduce(added, dist.ReduceOp.SUM)
         slots.put_distances(largest, own, added, self.rank)

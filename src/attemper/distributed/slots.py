@@ -2,7 +2,7 @@
 
 A sample of S sites with H heads in all, sums of C columns a head, all float64::
 
-    added    [H C sums of heads | tokens | failures | padded batches]
+    added    [H C sums of heads | loss | ranks with a loss | tokens | failures | padded batches]
     largest  [H largest logits | S distances from the mean | S queries | S keys]
 """
 
@@ -23,7 +23,7 @@ from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.readings.sums import LARGEST, places, width
 from attemper.text import count
 
-TOKENS, FAILURES, PADDED_BATCHES = -3, -2, -1
+LOSS, LOSSES, TOKENS, FAILURES, PADDED_BATCHES = -5, -4, -3, -2, -1
 """Places in ``added``."""
 RANK_BITS = 16
 """Of a distance: the lowest bits of its mantissa are the rank that has it, which costs 2^-36 of its value."""
@@ -69,7 +69,7 @@ class Slots:
 
     @property
     def added_size(self) -> int:
-        return self.heads * width(self.fewest_keys) + 3
+        return self.heads * width(self.fewest_keys) + 5
 
     @property
     def largest_size(self) -> int:
@@ -109,6 +109,12 @@ class Slots:
         largest[: self.heads] = -math.inf
         return added, largest
 
+    def put_loss(self, added: Tensor, loss: float | Tensor) -> None:
+        """Puts in the loss of one rank. Nothing waits."""
+        if isinstance(loss, Tensor):
+            loss = loss.reshape(()).to(added.device, non_blocking=True)
+        added[LOSS], added[LOSSES] = loss, 1.0
+
     def put_distances(self, largest: Tensor, own: Tensor, added: Tensor, rank: int) -> None:
         """Puts into ``largest`` how far the mean normalised entropy of each site on this rank, of which ``own`` are the
         sums before they were reduced, is from that of all ranks: |own - all|, 1 where none of its rows is finite, -1
@@ -126,7 +132,7 @@ class Slots:
 
     def _sums(self, added: Tensor) -> Tensor:
         """[H, C]"""
-        return added[:TOKENS].view(self.heads, -1)
+        return added[:LOSS].view(self.heads, -1)
 
     def _sizes(self, largest: Tensor) -> Tensor:
         """[2, S] queries and keys."""
@@ -156,6 +162,11 @@ class MergedSample(DeviceSample):
     def with_tensors(self, tensors: Iterator[Tensor]) -> MergedSample:
         added, largest = tensors
         return MergedSample(self.slots, self.period, self.backends, self.ranks, added, largest)
+
+    @property
+    def loss(self) -> Tensor:
+        """[] the mean over the ranks that have one, on the device; NaN where none has."""
+        return self.added[LOSS] / self.added[LOSSES]
 
     def join(self) -> SampleSums:
         """The sites of which any rank has seen rows. Waits for the device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial, wraps
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attemper.errors import MissingExtraError
-from attemper.integrations.training import FOLDER, Monitor
+from attemper.integrations.training import FOLDER, Monitor, set_for_now
 from attemper.sites.names import Wrapper
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class AttemperCallback(Monitor, Callback):
     """Watches attention while a Lightning Trainer fits, without changing a bit of what it computes.
 
     One optimizer step in ``every`` is sampled: everything that ``training_step`` calls, all accumulated batches
-    together. Validation is read on request, the sanity check never. Of many ranks all watch, and after each sampled
-    step two collectives make their samples one; the main process reports. Scalars go to every logger of the Trainer, at
-    the step at which ``self.log`` writes. ::
+    together. The loss that ``training_step`` gives back is kept of every step. Validation is read on request, the
+    sanity check never. Of many ranks all watch, and after each sampled step two collectives make their samples one; the
+    main process reports. Scalars go to every logger of the Trainer, at the step at which ``self.log`` writes. ::
 
         trainer = Trainer(callbacks=[AttemperCallback(every=50)])
         trainer.fit(module, loader)
@@ -108,6 +108,10 @@ class AttemperCallback(Monitor, Callback):
         return folder
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if not pl_module.automatic_optimization:
+            self._losses.of_step()  # of several optimizers it is the loss that training_step gives back last
+        self._losses.add(loss)  # Lightning divides it by the number of batches that accumulate
         if trainer.global_step == self._global_step:
             return  # gradients accumulate
         self._global_step = trainer.global_step
@@ -151,21 +155,7 @@ class _Steps(Wrapper):
     def put(self, stack: ExitStack) -> None:
         """Makes Lightning call the originals through this module, until ``stack`` is closed."""
         for name, original in self.originals.items():
-            stack.callback(_replace(self.module, name, wraps(original)(partial(self, name))))
-
-
-def _replace(module: nn.Module, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Sets an attribute of the module itself; returns what puts back what was there."""
-    own, before = vars(module), vars(module).get(name)
-
-    def restore() -> None:
-        if before is None:
-            own.pop(name, None)
-        else:
-            own[name] = before
-
-    own[name] = function
-    return restore
+            stack.callback(set_for_now(self.module, name, wraps(original)(partial(self, name))))
 
 
 __all__ = ["AttemperCallback"]

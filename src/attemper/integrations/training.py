@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from attemper.checks import whole_number
 from attemper.distributed.data_parallel import are_here, check_reduce, is_distributed
@@ -96,6 +97,30 @@ class TrainingWatch(Watch):
             self.end_sample()
 
 
+class Losses:
+    """The losses of the micro-batches of an optimizer step, on their device."""
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
+        self._are_means = False
+
+    def add(self, loss: Any, *, is_mean: bool = False) -> None:
+        """Takes the loss of a micro-batch, if it is one number.
+
+        Args:
+            is_mean: whether that of the step is the mean of these; else their sum.
+        """
+        if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+            self._parts.append(loss.detach().reshape(()).float())
+            self._are_means = is_mean
+
+    def of_step(self) -> Tensor | None:
+        """The loss of the step that ends; None where none was seen. Waits for no device."""
+        parts, self._parts = self._parts, []
+        total = torch.stack(parts).sum() if parts else None
+        return total / len(parts) if total is not None and self._are_means else total
+
+
 class Monitor:
     """Base of the callbacks. It watches a model through one run of training after another: ``begin``, a ``step`` for
     each optimizer step, ``close``. The arguments are those of every callback.
@@ -130,6 +155,7 @@ class Monitor:
         if on_alarm is not None and not callable(on_alarm):
             raise InputError(f"on_alarm must be a function of an Alarm, got {type(on_alarm).__name__}.")
         self._on_alarm = on_alarm
+        self._losses = Losses()
         self._begun: list[Alarm] = []
         """Alarms that have begun and that ``on_alarm`` does not know yet."""
         self._store, self._evaluation = store, evaluation
@@ -248,10 +274,11 @@ class Monitor:
         Returns:
             The scalars of the whole model that pass the filter; none if the step was not sampled.
         """
+        loss = self._losses.of_step()
         if self.watch is None:
             return {}
         try:
-            self.watch.step(step)
+            self.watch.step(step, loss=loss)
         except InputError as error:  # the ranks hold different parts of the model
             if self._reduce is not DEFAULT:
                 raise
@@ -309,3 +336,17 @@ class Monitor:
 
 def _check_every(name: str, every: int | None) -> int | None:
     return None if every is None else whole_number(name, every, none=", or None for no pictures")
+
+
+def set_for_now(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Sets an attribute of an object itself; returns what puts back what was there."""
+    own, before = vars(owner), vars(owner).get(name)
+
+    def restore() -> None:
+        if before is None:
+            own.pop(name, None)
+        else:
+            own[name] = before
+
+    own[name] = function
+    return restore

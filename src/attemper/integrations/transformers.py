@@ -14,6 +14,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +24,7 @@ import numpy as np
 
 from attemper.errors import MissingExtraError
 from attemper.integrations.trackers import draw_method
-from attemper.integrations.training import Monitor
+from attemper.integrations.training import Losses, Monitor, set_for_now
 from attemper.sites.transformers import NAME, register
 
 register()
@@ -38,7 +40,8 @@ logger = logging.getLogger("attemper")
 class AttemperCallback(Monitor, TrainerCallback):
     """Watches attention while a transformers Trainer trains, without changing a bit of what it computes.
 
-    One optimizer step in ``every`` is sampled, all its micro-batches together; evaluation is read on request. Of many
+    One optimizer step in ``every`` is sampled, all its micro-batches together; evaluation is read on request. The loss
+    of every step is kept: as the Trainer reports it if it is among ``trackers``, else as the model gives it. Of many
     ranks all watch, and after each sampled step two collectives make their samples one; the main process reports. ::
 
         trainer = Trainer(model, args, train_dataset=data)
@@ -98,7 +101,7 @@ class AttemperCallback(Monitor, TrainerCallback):
                 "with trainer.add_callback(AttemperCallback(..., trackers=[trainer]))."
             )
         lent = [tracker for trainer in self._trainers for tracker in _integrations(trainer)]
-        self.begin(
+        opened = self.begin(
             model,
             step=state.global_step + 1,
             folder=Path(args.output_dir),
@@ -106,6 +109,23 @@ class AttemperCallback(Monitor, TrainerCallback):
             trackers=lent,
             main=main,
         )
+        if self.watch is not None:
+            self._take_losses(opened, model, args)
+
+    def _take_losses(self, opened: ExitStack, model: Any, args: Any) -> None:
+        """Until ``opened`` is closed, takes the loss of each micro-batch: as the Trainer reports it, where the callback
+        knows its Trainer; else from the outputs of the model, which a compiler would trace.
+        """
+        for trainer in self._trainers:
+            if trainer.model is model:
+                opened.callback(
+                    set_for_now(trainer, "training_step", partial(_with_loss, trainer.training_step, self._losses))
+                )
+                return
+        if not args.torch_compile and args.n_gpu <= 1:
+            across = args.world_size if getattr(args, "average_tokens_across_devices", False) else 1
+            hook = partial(_take_output, self._losses, across)
+            opened.callback(model.register_forward_hook(hook, with_kwargs=True).remove)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.watch is not None:
@@ -129,6 +149,20 @@ class AttemperCallback(Monitor, TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.close()
+
+
+def _with_loss(training_step: Callable[..., Any], losses: Losses, *args: Any, **kwargs: Any) -> Any:
+    loss = training_step(*args, **kwargs)
+    losses.add(loss)
+    return loss
+
+
+def _take_output(losses: Losses, across: int, model: Any, _: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+    """Of a forward in training. A model that is told how many tokens the step has gives its part of their mean."""
+    loss = output.get("loss") if isinstance(output, Mapping) and model.training else None
+    if loss is not None:
+        of_all = kwargs.get("num_items_in_batch") is not None
+        losses.add(loss * across if of_all else loss, is_mean=not of_all)
 
 
 def _is_trainer(tracker: Any) -> bool:

@@ -45,7 +45,7 @@ def _scalar(name: str, value: Any) -> float | Tensor:
             raise TypeError
         return float(value.reshape(()) if shape else value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf if value > 0 else -math.inf  # pyright: ignore[reportOperatorIssue]
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"watch.step({clean(name)}=...) must be a real number or a tensor of one, got {type(value).__name__}."

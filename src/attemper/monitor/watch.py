@@ -334,7 +334,8 @@ class Watch(TapReceiver):
             period = self._collector.period
             self._end_step(number)
             if isinstance(self._recorder, MergedRecorder) and self._schedule.kept:
-                self._recorder.add_merged(self._schedule.number - 1, period, self._failures, self.note_failure)
+                here = self._schedule.number - 1, period, self._failures, self.note_failure
+                given = self._recorder.add_merged(*here, given)
                 self._record()
             self._recorder.note(self._schedule.number - 1, given)
             if not self._told and not self._collector.seen_sites and self._find_compiled():

@@ -186,7 +186,7 @@ class Courses:
         return list(dict.fromkeys((*every, *alarmed[: extent.alarmed])))
 
 
-def loss_course(run: StoredRun) -> dict[str, list[Any]] | None:
+def loss_course(run: StoredRun) -> dict[str, Any] | None:
     """The loss of every step in at most ``MOST_COLUMNS`` columns; None where the loop gave none."""
     series = run.ranks.scalars.get(LOSS)
     if series is None or not len(series.steps):
