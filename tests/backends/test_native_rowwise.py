@@ -524,19 +524,6 @@ def test_a_weight_of_0_is_not_in_the_support(normalizer: str, number: float):
     assert torch.equal(native.forward(problem)[1][4], torch.ones(1, 1, 3))
 
 
-def test_ties_at_the_border_of_topk_go_to_the_lower_index():
-    query, key = torch.ones(1, 1, 40, 4), torch.ones(1, 1, 30, 4)
-    identity = torch.eye(30)[None, None]
-    problem = Problem(
-        query=query, key=key, value=identity, mask=None, multiplier=torch.ones(1, 1, 1), columns=SUPPORT_COLUMNS,
-        normalizer="topk", number=4.0,
-    )  # fmt: skip
-    output, state, _ = native.forward(problem)
-    want = torch.where(torch.arange(30) < 4, 0.25, 0.0).expand(1, 1, 40, 30)
-    assert torch.equal(output, want)
-    assert torch.equal(state[4], torch.full((1, 1, 40), 4.0))
-
-
 @pytest.mark.parametrize("of", ["mean", "variance"])
 def test_distances_whose_sums_are_no_floats_are_summed_in_doubles(of: str):
     """Half of the keys have a score so high that the sums over the others' distances, or their squares, overflow.
