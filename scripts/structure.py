@@ -12,6 +12,7 @@ shows them: a Mermaid drawing of the imports that stand, without those that foll
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def imported(source: str, known: Mapping[str, str], inside: bool = False) -> set
     checkers alone never run, and do not count.
     """
     found: set[str] = set()
-    tree = ast.parse(source)
+    tree = parsed(source)
     for node in statements(tree) if inside else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in known}
@@ -120,6 +121,11 @@ def imported(source: str, known: Mapping[str, str], inside: bool = False) -> set
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= names & known.keys() or {node.module} & known.keys()
     return found
+
+
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:

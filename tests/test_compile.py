@@ -86,7 +86,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.quick("blocked-bias", "blocked-gini", "native-varlen", "native-attention_statistics")
+@pytest.mark.quick("blocked-bias", "native-varlen", "native-attention_statistics")
 def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(name: str, backend: str):
     if "gini" in name:
         skip_without(backend, "second_pass")
@@ -180,7 +180,7 @@ def derivatives(backend: str) -> dict[str, Callable[[Tensor], Tensor]]:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own
 @pytest.mark.parametrize("name", derivatives("blocked"))
-@pytest.mark.quick("entmax15", "bounded")
+@pytest.mark.quick("entmax15")
 def test_derivatives_of_torch_func_inside_a_compiled_function_are_those_of_eager_code(name: str):
     x = torch.randn(1, 2, 5, 4)
     function = derivatives("blocked")[name]
@@ -204,6 +204,7 @@ def test_one_graph_with_a_derivative_is_the_reference_s_and_refused_to_others(ba
         torch.testing.assert_close(compiled(x), function(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own
 def test_what_was_compiled_keeps_its_derivatives_under_transforms():
     x, way = torch.randn(2, 1, 2, 5, 4)

@@ -154,7 +154,7 @@ def tolerance_of(backend: str) -> float:
 
 
 @with_normalizers(NORMALIZERS, quick=())
-@pytest.mark.quick("blocked", "softmax", "entmax")
+@pytest.mark.quick("blocked", "native-softmax", "native-entmax15", "reference-softmax")
 def test_tangents_of_output_and_statistics_are_differences_of_the_reference(backend: str, name: str):
     at, along = tensors(), tensors(seed=1)
     want = differences(attended("reference", name), at, along)

@@ -142,6 +142,7 @@ def tokens(*lengths: int, size: int = 20) -> Tensor:
 
 @pytest.mark.parametrize("rows", [None, 7])
 @pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.quick("False-None", "True-7")
 def test_a_watch_on_triton_reads_what_one_on_blocked_reads(padded: bool, rows: int | None, counted: Counting) -> None:
     model, x = Padded(), torch.randn(2, 20, 32)
     batch = {"x": x} | ({"attention_mask": tokens(20, 11)} if padded else {})
@@ -245,7 +246,7 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("rows", [None, 5])
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.grid
+@pytest.mark.quick("window-None", "softcap-5", "row-5", "sink-None")
 def test_every_option_of_a_tap_is_summed(name: str, rows: int | None, counted: Counting) -> None:
     model = Tapped(**OPTIONS[name]())
     batch = {"query": torch.randn(2, 4, 17, 8), "key": torch.randn(2, 2, 23, 8)}

@@ -6,14 +6,11 @@ import pytest
 import torch
 
 import attemper
-from tests.monitor.tiny_models import TINY, inputs
+from tests.monitor.tiny_models import TEXT, TINY, inputs
 from tests.sites.own_models import Own
 
 tf = pytest.importorskip("transformers")
-SMALL = {
-    "vocab_size": 101, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-    "max_position_embeddings": 128, "pad_token_id": 0,
-}  # fmt: skip
+SMALL = TEXT | {"max_position_embeddings": 128, "pad_token_id": 0}
 
 
 def types(model: torch.nn.Module, **batch: torch.Tensor) -> dict[str, list[str]]:

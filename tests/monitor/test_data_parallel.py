@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import attemper
-from attemper.distributed.data_parallel import Coordinate, _kind, data_parallel_group, is_distributed
+from attemper.distributed.data_parallel import Coordinate, _kind, data_parallel_group, is_distributed, weight_ranks
 from tests.sites.own_models import Own
 
 
@@ -55,6 +56,8 @@ def test_names_of_mesh_dimensions_say_whether_ranks_along_them_read_other_exampl
 def test_one_process_has_no_group_and_reduce_changes_nothing_but_that_steps_are_told() -> None:
     assert not is_distributed()
     assert data_parallel_group(nn.Linear(2, 2)) is None
+    layer = nn.TransformerEncoderLayer(16, 2)
+    assert weight_ranks(layer, [layer.self_attn], "data") == []
     readings = []
     for reduce in (None, "data"):
         torch.manual_seed(0)
@@ -68,10 +71,13 @@ def test_one_process_has_no_group_and_reduce_changes_nothing_but_that_steps_are_
     assert readings[0] == readings[1]
 
 
-@pytest.mark.parametrize("reduce", ["tensor", 1, True, -100, ["dp"]])
-def test_what_reduce_cannot_be_is_refused(reduce: object) -> None:
-    with pytest.raises(attemper.InputError, match=r'watch\(reduce=\.\.\.\) must be "data", a process group'):
-        attemper.watch(nn.Linear(2, 2), reduce=reduce)  # type: ignore[arg-type]
+@pytest.mark.parametrize("reduce", ["tensor", 1, True, ["dp"]])
+@pytest.mark.parametrize(
+    "made", [attemper.watch, attemper.QKClip, lambda model, **options: attemper.Thermostat(model, 1.0, **options)]
+)
+def test_what_reduce_cannot_be_is_refused(made: Any, reduce: object) -> None:
+    with pytest.raises(attemper.InputError, match=r'\(reduce=\.\.\.\) must be "data", a process group'):
+        made(nn.TransformerEncoderLayer(16, 2), reduce=reduce)
 
 
 def test_the_group_of_another_rank_is_told_as_such() -> None:

@@ -152,7 +152,7 @@ def test_a_fault_in_any_function_of_ours_stops_no_training_and_changes_no_bit(
     ways = [
         code for code in codes if code.co_filename.endswith(("sites/transformers.py", "sites/tap.py", "sites/act.py"))
     ]
-    some = dict.fromkeys([*doors[::8], *codes[::48]] if case == "own" else ways[:: 5 if case != "stored" else 20])
+    some = dict.fromkeys([*doors[::16], *codes[::96]] if case == "own" else ways[:: 10 if case != "stored" else 40])
     chosen, faults = list(codes if full_size else some), 0
     for code in chosen:
         name = f"{os.path.relpath(code.co_filename, ROOT)}: {code.co_qualname}"

@@ -51,19 +51,6 @@ def test_the_first_step_has_every_pass_of_an_accumulated_gradient_and_no_jump_fo
     assert rows(watch) == [(step, 320) for step in range(0, 6, every)]
 
 
-@pytest.mark.slow("takes many seconds")
-def test_generate_before_one_step_is_read_with_its_prompt() -> None:
-    pytest.importorskip("transformers")
-    from tests.monitor.tiny_models import TINY, sharpened
-
-    model: Any = sharpened(TINY["llama"].build()).eval()
-    with attemper.watch(model) as watch:
-        model.generate(torch.randint(3, 101, (1, 40)), max_new_tokens=4, min_new_tokens=4, do_sample=False)
-        watch.step()
-    assert watch.table().tokens == 43
-    assert watch.table().sites[0].heads[0].rows == 43
-
-
 def test_joined_passes_have_the_statistics_of_a_scan_over_them() -> None:
     model = Stack().train()
     with attemper.watch(model) as watch:
@@ -124,6 +111,7 @@ def test_an_alarm_begins_once_though_each_pass_was_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("every", "many"), [(1, 2), (5, MOST_PASSES), (1, MOST_PASSES + 1), (5, 22)])
+@pytest.mark.quick("5-16", "1-17")
 def test_a_watch_that_is_never_stepped_keeps_the_passes_that_every_names(tmp_path: Path, every: int, many: int) -> None:
     model = Stack().eval()
     with attemper.watch(model, every=every, store=tmp_path / "run") as watch:
@@ -175,6 +163,7 @@ def test_a_history_that_is_asked_for_before_the_first_step_has_the_passes_and_th
 
 @pytest.mark.filterwarnings("ignore:attemper. run holds a run up to step")
 @pytest.mark.parametrize("passes_of", [(1, 1), (3, 1), (1, 3)])
+@pytest.mark.quick("passes_of2")
 def test_a_run_that_goes_on_holds_its_first_passes_back_as_well(tmp_path: Path, passes_of: tuple[int, int]) -> None:
     model = Stack().train()
     for many in passes_of:

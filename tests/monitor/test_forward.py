@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -228,59 +229,31 @@ def test_passes_with_a_keyword_that_is_not_known_are_learned_apart_and_end_early
 # --- passes that run whole ---
 
 
-def _with_hook(model: Any) -> None:
-    model.model.norm.register_forward_hook(lambda *_: None)
-
-
-def _with_pre_hook(model: Any) -> None:
-    model.register_forward_pre_hook(lambda *_: None)
-
-
-def _with_part_in_train_mode(model: Any) -> None:
-    model.model.norm.train()
-
-
-def _with_forward_of_its_own(model: Any) -> None:
-    model.lm_head.forward = functools.partial(nn.Linear.forward, model.lm_head)
-
-
-def _offloaded(model: Any) -> None:
-    model.model._hf_hook = object()
-
-
-def _compiled(model: Any) -> None:
-    model.lm_head.compile(backend="eager")
-
-
 class _Head(nn.Linear):
     """A part of the user's own."""
-
-
-def _with_a_part_of_another_class(model: Any) -> None:
-    model.lm_head = _Head(48, 101, bias=False).eval()
 
 
 class _Llama(tf.LlamaForCausalLM):
     """A model of the user's own."""
 
 
-def _of_another_class(model: Any) -> None:
-    model.__class__ = _Llama
-
-
-CHANGES = (
-    _with_hook, _with_pre_hook, _with_part_in_train_mode, _with_forward_of_its_own, _offloaded, _compiled,
-    _with_a_part_of_another_class, _of_another_class,
-)  # fmt: skip
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a hook": lambda model: model.model.norm.register_forward_hook(lambda *_: None),
+    "a hook before": lambda model: model.register_forward_pre_hook(lambda *_: None),
+    "a part in train mode": lambda model: model.model.norm.train(),
+    "a forward of its own": lambda model: vars(model.lm_head).update(forward=partial(nn.Linear.forward, model.lm_head)),
+    "offloaded": lambda model: setattr(model.model, "_hf_hook", object()),
+    "compiled": lambda model: model.lm_head.compile(backend="eager"),
+    "a part of another class": lambda model: setattr(model, "lm_head", _Head(48, 101, bias=False).eval()),
+    "another class": lambda model: setattr(model, "__class__", _Llama),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_may_wait_for_the_end_of_a_pass_gets_it(
-    change: Callable[[Any], None], llama: Any, ended: list[int]
-) -> None:
+def test_what_may_wait_for_the_end_of_a_pass_gets_it(change: str, llama: Any, ended: list[int]) -> None:
     attemper.scan(llama, texts(12, 12))
     assert len(ended) == 1
-    change(llama)
+    CHANGES[change](llama)
     attemper.scan(llama, texts(12, 12))
     assert len(ended) == 1
 
@@ -458,40 +431,57 @@ def test_layers_after_an_early_exit_are_not_lost(kind: Any, odd: Callable[..., O
     assert not ended
 
 
-def test_an_order_that_changes_makes_all_later_passes_run_whole(odd: Callable[..., Odd], ended: list[int]) -> None:
-    low, high = x(fill=0.0), x(fill=1.0)
-    check_same(odd(_exits_early), [low, low, high, low, low])
-    assert len(ended) == 1
+def _in_another_order(model: Odd, x: Tensor) -> Tensor:
+    places = (0, 1) if float(x.mean()) < 0.5 else (0, 0, 1)
+    return torch.stack([model.layers[place](x) for place in places])
 
 
-def test_as_many_calls_in_another_order_do_not_end_a_pass(odd: Callable[..., Odd], ended: list[int]) -> None:
-    def orders(model: Odd, x: Tensor) -> Tensor:
-        places = (0, 1, 2) if float(x.mean()) < 0.5 else (0, 0, 2, 1)
-        return torch.stack([model.layers[place](x) for place in places])
-
-    low, high = x(fill=0.0), x(fill=1.0)
-    check_same(odd(orders, layers=3), [low, low, high])
-    assert len(ended) == 1
+def _in_chunks(model: Odd, x: Tensor) -> Tensor:
+    return torch.cat([_in_turn(model, part) for part in x.split(6, 2)], 2)
 
 
-def test_a_model_that_runs_once_for_each_chunk_reads_the_chunks_of_longer_inputs(odd: Callable[..., Odd]) -> None:
-    def chunks(model: Odd, x: Tensor) -> Tensor:
-        return torch.cat([_in_turn(model, part) for part in x.split(6, 2)], 2)
-
-    scan = check_same(odd(chunks), [x(6), x(12), x(18), x(6), x(12), x(3)])
-    assert {site.heads[0].rows for site in scan.sites} == {2 * 57}
+def _in_cycles(model: Odd, x: Tensor) -> Tensor:
+    for _ in range(int(x.abs().max() * 0) + 3):
+        x = _in_turn(model, x)
+    return x
 
 
-def test_a_layer_that_runs_more_often_than_the_configuration_says_runs_whole(
-    odd: Callable[..., Odd], ended: list[int]
-) -> None:
-    def cycles(model: Odd, x: Tensor) -> Tensor:
-        for _ in range(int(x.abs().max() * 0) + 3):
-            x = _in_turn(model, x)
-        return x
+def _beside_all_modules(model: Odd, x: Tensor) -> Tensor:
+    x = _in_turn(model, x)
+    return F.scaled_dot_product_attention(x, x, x)
 
-    check_same(odd(cycles), [x(), x()])
-    assert not ended
+
+def _with_a_tap(model: Odd, x: Tensor) -> Tensor:
+    attemper.tap(x.cos(), x.sin(), name="mine")
+    return _in_turn(model, x)
+
+
+def _caught(again: bool, model: Odd, x: Tensor) -> Tensor:
+    try:
+        return _in_turn(model, x)
+    except BaseException:
+        return _in_turn(model, x) if again else x
+
+
+LOW, HIGH = x(fill=0.0), x(fill=1.0)
+ODD: dict[str, tuple[Callable[..., Tensor], list[Tensor], int, int]] = {
+    "an order that changes": (_exits_early, [LOW, LOW, HIGH, LOW, LOW], 1, 2),
+    "another order": (_in_another_order, [LOW, LOW, HIGH], 1, 2),
+    "longer inputs in chunks": (_in_chunks, [x(6), x(12), x(18), x(6), x(12), x(3)], 1, 2),
+    "more often than the configuration says": (_in_cycles, [x(), x()], 0, 2),
+    "beside all modules": (_beside_all_modules, [x(), x(), x()], 0, 3),
+    "with a tap": (_with_a_tap, [x(), x()], 0, 3),
+    "catches everything": (partial(_caught, False), [x(), x(), x()], 1, 2),
+    "catches everything and tries again": (partial(_caught, True), [x(), x(), x()], 1, 2),
+}
+"""A way of a model, its batches, how many passes end early, and how many sites there are."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_attention_in_odd_ways_is_read_as_in_whole_passes(name: str, odd: Callable[..., Odd], ended: list[int]) -> None:
+    way, batches, early, sites = ODD[name]
+    scan = check_same(odd(way), batches)
+    assert (len(ended), len({site.name.partition("#")[0] for site in scan.sites})) == (early, sites)
 
 
 def test_several_calls_of_one_forward_are_all_read(odd: Callable[..., Odd], ended: list[int]) -> None:
@@ -505,26 +495,6 @@ def test_several_calls_of_one_forward_are_all_read(odd: Callable[..., Odd], ende
     assert len(ended) == 1
 
 
-def test_attention_beside_all_modules_runs_whole(odd: Callable[..., Odd], ended: list[int]) -> None:
-    def beside(model: Odd, x: Tensor) -> Tensor:
-        x = _in_turn(model, x)
-        return F.scaled_dot_product_attention(x, x, x)
-
-    scan = check_same(odd(beside), [x(), x(), x()])
-    assert len(scan.sites) == 3
-    assert not ended
-
-
-def test_a_model_with_a_tap_runs_whole(odd: Callable[..., Odd], ended: list[int]) -> None:
-    def tapped(model: Odd, x: Tensor) -> Tensor:
-        attemper.tap(x.cos(), x.sin(), name="mine")
-        return _in_turn(model, x)
-
-    scan = check_same(odd(tapped), [x(), x()])
-    assert len(scan.sites) == 3
-    assert not ended
-
-
 def test_a_model_that_draws_random_numbers_draws_them_all(odd: Callable[..., Odd], ended: list[int]) -> None:
     def noisy(model: Odd, x: Tensor) -> Tensor:
         return _in_turn(model, x + torch.randn_like(x)) + torch.randn_like(x)
@@ -535,18 +505,6 @@ def test_a_model_that_draws_random_numbers_draws_them_all(odd: Callable[..., Odd
         found.append(bits(attemper.scan(odd(noisy), [x(), x(), x()], whole_passes=whole)))
     assert found[0] == found[1]
     assert not ended
-
-
-@pytest.mark.parametrize("again", [True, False])
-def test_a_model_that_catches_everything_is_read_once(again: bool, odd: Callable[..., Odd], ended: list[int]) -> None:
-    def stubborn(model: Odd, x: Tensor) -> Tensor:
-        try:
-            return _in_turn(model, x)
-        except BaseException:
-            return _in_turn(model, x) if again else x
-
-    check_same(odd(stubborn), [x(), x(), x()])
-    assert len(ended) == 1
 
 
 # --- nothing is left behind ---

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-import attemper
 from attemper.errors import InputError, MissingExtraError
 from attemper.monitor.pattern import Pattern
 from attemper.results.pattern import MISSING, MOST_CELLS, VIRIDIS
@@ -133,11 +132,6 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(MissingExtraError, match=r"Pattern.to_png needs the package matplotlib.*attemper\[plot\]"):
         made().to_png(tmp_path / "head.png")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_public_names_are_these() -> None:
-    assert attemper.types.Pattern is Pattern
-    assert (attemper.pattern.__module__, Pattern.__module__) == ("attemper.monitor.pattern", "attemper.results.pattern")
 
 
 def test_a_newline_and_a_tab_are_arrows() -> None:

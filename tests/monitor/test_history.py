@@ -98,9 +98,10 @@ def test_the_history_holds_what_the_table_showed_at_each_step(tmp_path: Path) ->
     assert watch.mean("entropy").shape == watch.std("entropy").shape == watch.trend("entropy").slope.shape == (2, 4)
 
 
-def test_a_history_in_memory_is_that_of_a_store(tmp_path: Path) -> None:
-    stored = run(range(140), store=tmp_path / "run")  # more than one block of samples
-    same(run(range(140)).run, stored.run)
+def test_a_history_in_memory_is_that_of_a_store(tmp_path: Path, full_size: bool) -> None:
+    steps = range(140 if full_size else 40)  # more samples than one block has, or fewer
+    stored = run(steps, store=tmp_path / "run")
+    same(run(steps).run, stored.run)
     same(attemper.open(tmp_path / "run"), stored.run)
 
 
@@ -125,29 +126,6 @@ def test_outputs_gradients_and_random_numbers_are_bit_identical_with_a_store(tmp
     for options in ways:
         found = trained(lambda model, options=options: attemper.watch(model, **options))
         assert all(map(torch.equal, found, plain))
-
-
-def test_forward_passes_are_steps_until_the_first_step(tmp_path: Path) -> None:
-    model = Stack().eval()
-    with torch.no_grad(), attemper.watch(model, store=tmp_path / "run") as watch:
-        for _ in range(3):
-            model(torch.randn(1, 40, 32))
-        assert watch.history("entropy").steps.tolist() == [0, 1, 2]
-        model(torch.randn(1, 40, 32))
-    assert watch.history("entropy").steps.tolist() == [0, 1, 2, 3]
-    assert {site.mode for site in watch.run.sites} == {"eval"}
-
-
-def test_passes_of_the_first_step_are_of_that_step(tmp_path: Path) -> None:
-    model = Stack().train()
-    with attemper.watch(model, store=tmp_path / "run") as watch:
-        for step in range(700, 703):
-            for _ in range(3):
-                model(torch.randn(1, 40, 32))
-            watch.step(step)
-        rows = watch.history("rows", site="layers.0", head=0)
-    assert rows.steps.tolist() == [700, 701, 702]
-    assert rows.values.tolist() == [120, 120, 120]
 
 
 def test_a_lower_number_replaces_the_history_from_there_on(tmp_path: Path) -> None:
@@ -323,21 +301,6 @@ def test_what_on_alarm_raises_does_not_end_training(tmp_path: Path) -> None:
     assert watch.history("entropy").steps.tolist() == list(range(5))
 
 
-def test_alarms_of_a_live_run_are_those_of_the_finished_one(tmp_path: Path) -> None:
-    model = Stack().train()
-    with attemper.watch(model, store=Store(tmp_path / "run", bits=None), limits={"logits": 500.0}) as watch:
-        list(train(range(6), watch))
-        watch.table()
-        collapse(model)
-        for step in train(range(6, 12), watch):
-            if step == 8:
-                watch.table()
-    found = [(alarm.kind, alarm.site, alarm.head, alarm.since) for alarm in watch._recorder.judge.alarms]
-    assert found
-    again = attemper.open(tmp_path / "run").alarms()
-    assert [(alarm.kind, alarm.site, alarm.head, alarm.since) for alarm in again] == found
-
-
 def test_a_table_within_a_step_takes_part_of_its_sample_and_leaves_one(tmp_path: Path) -> None:
     model = Stack().train()
     with attemper.watch(model, store=tmp_path / "run") as watch:
@@ -348,16 +311,6 @@ def test_a_table_within_a_step_takes_part_of_its_sample_and_leaves_one(tmp_path:
         watch.step(1)
         rows = watch.history("rows", site="layers.0", head=0)
     assert rows.values.tolist() == [80]
-
-
-def test_a_watch_that_is_dropped_ends_its_file(tmp_path: Path) -> None:
-    model = Stack().train()
-    watch = attemper.watch(model, store=tmp_path / "run")
-    list(train(range(3), watch))
-    del watch, model
-    gc.collect()
-    assert not attemper.open(tmp_path / "run").live
-    assert len(attemper.open(tmp_path / "run")) == 3
 
 
 def test_watches_that_nobody_holds_leave_nothing(tmp_path: Path) -> None:
@@ -459,8 +412,8 @@ if sys.argv[2] == "SIGTERM":
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
+@pytest.mark.slow("a process of its own")
 @pytest.mark.parametrize("end", ["SIGTERM", "exit"])
-@pytest.mark.quick("SIGTERM")
 def test_the_last_pass_is_kept_when_the_process_ends_without_close(tmp_path: Path, end: str) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", ENDING, str(tmp_path / "run"), end]
@@ -499,6 +452,7 @@ class Deep(Stack):
 
 
 @pytest.mark.parametrize("another", [lambda: Deep(), lambda: Deep(3), lambda: Deep(1)])
+@pytest.mark.quick("1")
 def test_another_model_in_the_same_folder_is_told_once_and_nothing_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, another: Callable[[], Deep]
 ) -> None:
@@ -533,6 +487,7 @@ def told(alarms: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("store", [True, False])
+@pytest.mark.quick("True")
 def test_alarms_after_the_loop_went_back_are_those_of_the_run_that_is_left(tmp_path: Path, store: bool) -> None:
     model = Stack().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -553,6 +508,7 @@ def test_alarms_after_the_loop_went_back_are_those_of_the_run_that_is_left(tmp_p
 
 
 @pytest.mark.parametrize("start", [3, None])
+@pytest.mark.quick("3")
 def test_alarms_of_a_resumed_run_are_those_of_the_run_that_is_left(tmp_path: Path, start: int | None) -> None:
     store = Store(tmp_path / "run", bits=None)
     model = Stack().train()

@@ -33,18 +33,9 @@ def reading() -> Reading:
 
 def calibration() -> Calibration:
     return Calibration(
-        temperatures={NAME: (1.0,)},
-        before=1.0,
-        after=1.0,
-        interval=(0.0, 0.0),
-        per="head",
-        method="grid",
-        fitting=1,
-        held_out=1,
-        evaluations=1,
-        converged=True,
-        bounds=(0.5, 1.0),
-    )
+        temperatures={NAME: (1.0,)}, before=1.0, after=1.0, interval=(0.0, 0.0), per="head", method="grid", fitting=1,
+        held_out=1, evaluations=1, converged=True, bounds=(0.5, 1.0),
+    )  # fmt: skip
 
 
 TABLES: dict[str, Callable[[], Any]] = {

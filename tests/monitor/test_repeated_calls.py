@@ -496,6 +496,7 @@ def test_fingerprints_of_earlier_versions_are_explained_among_themselves_alone(b
             attemper.explain(*pair)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_fingerprint_of_a_long_loop_has_its_first_calls() -> None:
     found = attemper.fingerprint(Looped(1, MOST_CALLS + 5).eval(), [batch()])
     assert len(found.sites) == MOST_CALLS

@@ -15,13 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
 from attemper.monitor.options import WatchOptions
 from attemper.sites.observation import current
-from tests.sites.own_models import LIBRARY, OWN, ROWS, Hand, Own, entropies
+from tests.sites.own_models import LIBRARY, OWN, ROWS, Own, entropies
 from tests.support.identical_training import assert_identical_training
 
 tf = pytest.importorskip("transformers")
@@ -67,38 +66,6 @@ def test_training_with_dropout_is_bit_identical(name: str, steps: int, seen: Cal
     seen(LIBRARY, *ROWS[name], identical_steps=steps)
 
 
-def test_every_samples_the_first_step_and_one_in_so_many() -> None:
-    model, batch = OWN["sdpa"]()
-    with attemper.watch(model, every=3) as watch:
-        seen = []
-        for _ in range(7):
-            model(*batch)
-            seen.append(watch.sampled)
-            watch.step()
-    assert seen == [1, 1, 1, 2, 2, 2, 3]
-
-
-def test_without_steps_forward_passes_are_counted() -> None:
-    model, batch = OWN["sdpa"]()
-    with attemper.watch(model, every=2) as watch:
-        for _ in range(5):
-            model(*batch)
-    assert watch.sampled == 3
-
-
-def test_passes_of_one_step_add_rows_and_a_new_sample_starts_over() -> None:
-    model, batch = OWN["sdpa"]()
-    with attemper.watch(model) as watch:
-        rows = 0
-        for _ in range(2):
-            for _ in range(3):
-                model(*batch)
-            rows = watch.table().sites[0].heads[0].rows
-            watch.step()
-    one = attemper.scan(model, [batch]).sites[0].heads[0].rows
-    assert rows == 3 * one
-
-
 def test_sampled_rows_estimate_the_mean_and_say_that_the_maximum_is_a_bound() -> None:
     model, batch = OWN["sdpa"](tokens=256)
     with attemper.watch(model, rows=32) as watch:
@@ -119,15 +86,6 @@ def test_sites_choose_what_is_watched() -> None:
     with attemper.watch(model, sites=["layers.1"]) as watch:
         model(*batch)
     assert [site.name for site in watch.table().sites] == ["layers.1.self_attn"]
-
-
-def test_train_and_eval_are_kept_apart() -> None:
-    model, batch = OWN["sdpa"]()
-    with attemper.watch(model, every=1) as watch:
-        model.train()(*batch)
-        assert [site.mode for site in watch.table().sites] == ["train"]
-        model.eval()(*batch)
-        assert [site.mode for site in watch.table().sites] == ["eval"]
 
 
 def test_replace_computes_output_and_statistics_here() -> None:
@@ -189,37 +147,6 @@ def test_a_copy_and_a_pickle_of_a_watched_model_do_not_report() -> None:
         assert watch.passes == 1
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_rows_count_once_under_activation_checkpointing(reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Own()
-
-        def forward(self, x: Tensor) -> Any:
-            return checkpoint(self.block, x, use_reentrant=reentrant)
-
-    model = Checkpointed()
-    x = torch.randn(2, 20, 32, requires_grad=True)
-    with attemper.watch(model) as watch:
-        model(x).sum().backward()
-        watch.step()
-    assert watch.table().sites[0].heads[0].rows == 40
-
-
-def test_a_failure_of_ours_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no such number")
-
-    monkeypatch.setattr("attemper.monitor.collector.measure", broken)
-    model, batch = OWN["sdpa"]()
-    with attemper.watch(model) as watch:
-        with pytest.warns(UserWarning, match="could not be measured: no such number. Training goes on"):
-            model(*batch)
-        model(*batch)
-    assert watch.failures == 2
-
-
 def test_memory_stays_flat_over_many_steps(full_size: bool) -> None:
     model, batch = OWN["sdpa"]()
     with attemper.watch(model, rows=2) as watch:
@@ -272,14 +199,6 @@ def test_a_softmax_that_meets_no_values_is_no_attention() -> None:
         model(torch.randn(2, 3, 4, 5))
     with pytest.raises(InputError, match="saw no attention"):
         watch.table()
-
-
-def test_autocast_changes_nothing_that_is_seen() -> None:
-    model, batch = Hand(), (torch.randn(2, 20, 32),)
-    with attemper.watch(model) as watch, torch.autocast("cpu", dtype=torch.bfloat16):
-        model(*batch)
-    assert watch.table().sites[0].heads[0].rows == 40
-    assert watch.failures == 0
 
 
 @pytest.mark.parametrize(("joint", "kind"), [(True, "self"), (False, "cross")])

@@ -53,6 +53,7 @@ def test_a_head_that_is_left_alone_raises_nothing() -> None:
 
 
 @pytest.mark.parametrize("trained", [True, False], ids=["trained", "fresh"])
+@pytest.mark.quick("fresh")
 def test_a_healthy_byte_model_in_training_raises_nothing_above_a_notice(trained: bool) -> None:
     model = (load() if trained else ByteModel()).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -54,7 +54,7 @@ def watched(model: Any, batch: dict[str, Tensor], kind: str, observe: str) -> li
     return found
 
 
-@pytest.mark.grid
+@pytest.mark.quick("sdpa-static-left-beside", "sdpa-dynamic-right-replace", "gpt-oss-eager-dynamic-None-beside")
 @pytest.mark.parametrize("observe", ["beside", "replace"])
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])

@@ -1,4 +1,4 @@
-"""``watch`` on a real pretrained encoder: entropies of its eager weights, and training that it does not change."""
+"""``scan`` and ``watch`` on a real pretrained encoder: entropies of its eager weights, and training as without them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from tests.monitor.test_scan_encoder import TEXTS
 from tests.monitor.tiny_models import eager_entropies, largest_error
 from tests.support import encoder
 from tests.support.identical_training import assert_identical_training
 
 TITLE = "MiniLM, pretrained"
+TEXTS = [
+    "Attention is a weighted mean whose weights the tokens choose for themselves. " * 12,
+    "How sharp should that choice be?",
+    "If a head gives all its weight to a single token, it looks something up: the subject of the sentence, perhaps.",
+]
 
 
 def texts(number: int) -> dict[str, Tensor]:
@@ -47,11 +51,11 @@ def test_watched_entropies_of_a_pretrained_encoder_are_those_of_its_eager_weight
             during = model(**batch).last_hidden_state
     assert torch.equal(before, during)
     assert watch.failures == 0
-    scan = watch.table()
-    assert scan.skipped == ()
-    assert scan.tokens == int(batch["attention_mask"].sum())
-    worst = largest_error(scan, "encoder", expected)
-    assert worst < 5e-6
+    for scan in (attemper.scan(model, [batch]), watch.table()):
+        assert scan.skipped == ()
+        assert scan.tokens == int(batch["attention_mask"].sum())
+        worst = largest_error(scan, "encoder", expected)
+        assert worst < 5e-6
     seen("transformers", TITLE, f"registry, {way}", error_nats=worst)
 
 

@@ -133,8 +133,8 @@ def test_a_model_set_to_attemper_has_each_site_once(name: str) -> None:
     assert rows(watch) == expected
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", ["llama", "bert"])
-@pytest.mark.quick("bert")
 def test_padding_is_left_out_of_a_compiled_model(name: str) -> None:
     model: Any = sharpened(TINY[name].build())
     model.set_attn_implementation("attemper")

@@ -49,6 +49,7 @@ def entropies(scan: attemper.Scan) -> Tensor:
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", SEEN)
+@pytest.mark.quick("-False", "einsum-True")
 def test_attention_by_hand_is_read_exactly(name: str, inference: bool, seen: Callable[..., None]) -> None:
     model, x = Attention(SEEN[name]), torch.randn(3, 12, 32)
     with torch.inference_mode(inference):
@@ -119,6 +120,7 @@ def test_without_version_counters_scores_are_read_from_a_copy() -> None:
 
 @pytest.mark.parametrize("tokens", [SIZE, 1, 2])
 @pytest.mark.parametrize("name", SEEN)
+@pytest.mark.quick("-8", "einsum-")
 def test_sizes_that_coincide_change_nothing(name: str, tokens: int) -> None:
     model, x = Attention(SEEN[name]), torch.randn(4, tokens, 32)
     with attemper.watch(model) as watch:
@@ -191,20 +193,6 @@ def test_pooling_and_single_heads_are_read_exactly(
     seen(LIBRARY, request.node.callspec.id, HAND, error_nats=error)
 
 
-def test_a_softmax_that_cannot_be_followed_does_not_end_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("no such axis")
-
-    monkeypatch.setattr("attemper.sites.softmax_by_hand.ByHand._begin", broken)
-    model = Attention(SEEN["einsum"])
-    with attemper.watch(model) as watch:
-        model(torch.randn(2, 12, 32))
-    with pytest.raises(
-        InputError, match=r"Attention: its tensors could not be followed through softmax \(no such axis\)"
-    ):
-        watch.table()
-
-
 @pytest.mark.parametrize(
     ("before", "after", "marked", "found"),
     [
@@ -261,15 +249,24 @@ def test_a_softmax_beside_one_that_cannot_be_read_is_skipped_with_it() -> None:
     assert "TwoSoftmaxes#2" not in str(error.value)
 
 
-def test_a_reader_that_fails_does_not_end_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("piece", "name", "said"),
+    [
+        ("softmax_by_hand.ByHand._begin", "einsum", "its tensors could not be followed through softmax"),
+        ("torch_functions.four_dimensional", "SDPA by keyword", "its arguments could not be read"),
+    ],
+)
+def test_a_reader_that_fails_does_not_end_the_forward_pass(
+    piece: str, name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no such axis")
 
-    monkeypatch.setattr("attemper.sites.torch_functions.four_dimensional", broken)
-    model = Attention(SEEN["SDPA by keyword"])
+    monkeypatch.setattr(f"attemper.sites.{piece}", broken)
+    model = Attention(SEEN[name])
     with attemper.watch(model) as watch:
         model(torch.randn(2, 12, 32))
-    with pytest.raises(InputError, match=r"Attention: its arguments could not be read \(no such axis\)"):
+    with pytest.raises(InputError, match=rf"Attention: {said} \(no such axis\)"):
         watch.table()
 
 

@@ -71,6 +71,7 @@ def packed() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("given", ["position_ids", "cu_seq_lens"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
+@pytest.mark.quick("mistral")
 def test_packed_documents_do_not_see_each_other(name: str, given: str) -> None:
     model, batch = sharpened(TINY[name].build()), packed()
     with torch.no_grad():
@@ -96,6 +97,7 @@ def test_sampled_rows_of_packed_documents_are_rows_of_all() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss"])
 @pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.quick("True-llama", "False-mistral", "True-gpt-oss")
 def test_decoding_and_a_prompt_in_two_parts_are_aligned_to_the_last_key(name: str, padded: bool) -> None:
     model = sharpened(TINY[name].build())
     batch = inputs("decoder", "left" if padded else None)

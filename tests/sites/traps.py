@@ -9,7 +9,7 @@ from __future__ import annotations
 TRAPS: dict[str, tuple[str, ...]] = {
     "an attention registered without its mask function ignores padding": (
         "sites/test_transformers.py::test_both_the_attention_and_its_mask_are_registered",
-        "monitor/test_scan_models.py::test_scan_agrees_with_eager_weights_on_every_site",
+        "monitor/test_watch_models.py::test_scan_agrees_with_eager_weights_on_every_site",
     ),
     "a keyword that is not known may choose keys": (
         "sites/test_transformers.py::test_an_unknown_keyword_is_refused_and_never_ignored",
@@ -63,7 +63,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "sites/test_traps.py::test_the_fast_path_of_an_encoder_layer_is_left_within_2e_6",
     ),
     "checkpointing calls attention twice": (
-        "monitor/test_watch.py::test_rows_count_once_under_activation_checkpointing",
+        "monitor/test_calls.py::test_checkpointed_rows_count_once_and_gradients_are_those_without_a_watch",
         "sites/test_tap.py::test_a_compiled_model_is_one_graph_on_sampled_and_other_steps",
     ),
     "a hook or a mode around a compiled model is traced": (

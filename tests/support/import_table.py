@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.structure import room_of
+from scripts.structure import parsed, room_of
 
 ANYWHERE = {"errors", "checks", "documents", "files", "text", "statistics"}
 """May be imported by every layer above them; among themselves as the table says."""
@@ -176,7 +176,7 @@ def imports_of(path: str, source: str, homes: Mapping[str, str]) -> list[Import]
     """Imports of the file ``path`` (relative to src), but for those that an ``__init__.py`` keeps for type checkers."""
     place = Path(path)
     visitor = Imports(".".join(place.parent.parts), homes)
-    visitor.visit(ast.parse(source))
+    visitor.visit(parsed(source))
     is_init = place.name == "__init__.py"
     return [found for found in visitor.found if not (is_init and found.for_type_checkers)]
 
@@ -251,7 +251,7 @@ def chain_to_heavy(found: Import, imports: Mapping[str, list[Import]]) -> list[s
             for inner in imports[path]:
                 if inner.early:
                     names = (inner.target, *(f"{inner.target}.{member}" for member in inner.members))
-                    chains += [[*chain, name] for name in names]
+                    chains += [[*chain, name] for name in names if name.split(".")[0] in (FACADE, *HEAVY)]
     return None
 
 
