@@ -19,6 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import attemper
@@ -26,10 +28,10 @@ from attemper.distributed.data_parallel import data_parallel_group
 from attemper.distributed.slots import Slots
 from attemper.integrations import training
 from attemper.monitor.collector import Collector
+from tests.distributed.worker import HEADS, SIZE, TOKENS
 from tests.support.ranks import folder_of_cases, run_cases
 
 STEPS, EVERY = 6, 2
-HEADS, SIZE, TOKENS = 4, 8, 20
 EXAMPLES = 2
 """Of each data-parallel rank."""
 WIDTH = HEADS * SIZE
@@ -170,8 +172,6 @@ def data_parallel(name: str, wrap: Callable[[Any], nn.Module]) -> Any:
 
 
 def sharded(module: Any, mesh: DeviceMesh) -> nn.Module:
-    from torch.distributed.fsdp import fully_shard  # a second of a process that needs none
-
     for layer in module.layers.values():
         fully_shard(layer, mesh=mesh)
     return fully_shard(module, mesh=mesh)
@@ -189,8 +189,6 @@ def tensor_parallel(name: str, ranks: int) -> Any:
     """So many data-parallel ranks, each spread over two that have half of the heads."""
     mesh = init_device_mesh("cpu", (ranks, 2), mesh_dim_names=("dp", "tp"))
     spread = model()
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     colwise, rowwise = ColwiseParallel(), RowwiseParallel()
     plan: dict[str, Any] = {f"{name}_proj": rowwise if name == "o" else colwise for name in "qkvo"}
     for layer in spread.layers.values():
@@ -356,8 +354,6 @@ def groups() -> Any:
         return whole._flatten(name)
 
     def tensor_parallel(module: Any, own: DeviceMesh) -> Any:
-        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
         parallelize_module(module.layers["0"], own, {"q_proj": ColwiseParallel()})
         return module
 

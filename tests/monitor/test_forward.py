@@ -467,7 +467,7 @@ LOW, HIGH = x(fill=0.0), x(fill=1.0)
 ODD: dict[str, tuple[Callable[..., Tensor], list[Tensor], int, int]] = {
     "an order that changes": (_exits_early, [LOW, LOW, HIGH, LOW, LOW], 1, 2),
     "another order": (_in_another_order, [LOW, LOW, HIGH], 1, 2),
-    "longer inputs in chunks": (_in_chunks, [x(6), x(12), x(18), x(6), x(12), x(3)], 1, 2),
+    "longer inputs in chunks": (_in_chunks, [x(6), x(12), x(18), x(6), x(12), x(3)], 0, 2),
     "more often than the configuration says": (_in_cycles, [x(), x()], 0, 2),
     "beside all modules": (_beside_all_modules, [x(), x(), x()], 0, 3),
     "with a tap": (_with_a_tap, [x(), x()], 0, 3),
