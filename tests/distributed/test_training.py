@@ -68,6 +68,26 @@ def test_a_process_that_watches_alone_keeps_none_of_the_others_waiting(results: 
     assert second == [{"compared": 15, "equal": 15, "sampled": 0}] * 2
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "compiled inside ddp", "compiled around ddp", "compiled blocks in ddp",
+        "compiled blocks in ddp with checkpointing", "compiled blocks in fsdp2",
+    ],
+)  # fmt: skip
+def test_a_shadow_pass_on_every_rank_leaves_a_compiled_training_as_it_is(results: Results, case: str) -> None:
+    for one in of(results, f"training {case}"):
+        assert one["compared"] == one["equal"]
+        assert one["sampled"] == 3
+
+
+@pytest.mark.parametrize("case", ["fsdp2 watched by rank 0", "fsdp2 watched unlike"])
+def test_a_sharded_model_that_ranks_do_not_watch_alike_has_no_shadow_pass(results: Results, case: str) -> None:
+    said = [one for one in of(results, case) if one]
+    assert len(said) == (1 if "rank 0" in case else 2)
+    assert all("not all ranks watch it on the same steps: open the watch on every rank" in one for one in said)
+
+
 @pytest.mark.parametrize("case", ["compiled ddp", "module of compiled ddp"])
 def test_taps_in_a_compiled_ddp_stay_in_one_graph_and_count_every_micro_batch(results: Results, case: str) -> None:
     for one in of(results, case):

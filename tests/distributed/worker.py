@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import attemper
+from attemper.monitor import watch as watch_module
 from attemper.sites.observation import current
 from tests.support.ranks import run_cases
 
@@ -208,6 +211,46 @@ def compiled_ddp(inner: bool) -> Any:
     }  # fmt: skip
 
 
+def with_blocks_compiled(module: Any) -> Any:
+    for layer in module.layers:
+        layer.compile(backend="aot_eager")
+    return module
+
+
+def wholly_compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="aot_eager")
+
+
+COMPILED: dict[str, Callable[[], Any]] = {
+    "compiled inside ddp": lambda: ddp(wholly_compiled(model())),
+    "compiled around ddp": lambda: wholly_compiled(ddp(model())),
+    "compiled blocks in ddp": lambda: ddp(with_blocks_compiled(model())),
+    "compiled blocks in ddp with checkpointing": lambda: ddp(with_blocks_compiled(model(checkpointed=True))),
+    "compiled blocks in fsdp2": lambda: fsdp(with_blocks_compiled(model())),
+}
+
+
+def shadowed(build: Callable[[], Any]) -> Any:
+    torch._dynamo.reset()
+    return identical(build)
+
+
+def fsdp_watched_by_some(every: int, watching: bool) -> Any:
+    """What is told where a model that gathers its weights is not watched alike by all ranks."""
+    watch_module.MEET_SECONDS = 3.0
+    wrapped = fsdp(with_blocks_compiled(model()))
+    watch = attemper.watch(wrapped, every=every) if watching else None
+    wrapped(shard()).square().mean().backward()
+    said = ""
+    if watch is not None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            watch.step()
+        said = str(caught[0].message)
+        watch.close()
+    return said
+
+
 class Parallel(nn.Module):
     """Attention over queries, keys and values that are DTensors; torch's CPU kernel has no rule for them."""
 
@@ -370,6 +413,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "tokens split": lambda: tensor_parallel(Shard(2)),
     "tokens split, tapped": lambda: tensor_parallel(Shard(2), tapped=True),
     "context parallel": in_context_parallel,
+    **{f"training {name}": partial(shadowed, build) for name, build in COMPILED.items()},
+    "fsdp2 watched by rank 0": lambda: fsdp_watched_by_some(1, dist.get_rank() == 0),
+    "fsdp2 watched unlike": lambda: fsdp_watched_by_some(1 + dist.get_rank(), True),
     "trainer": trainer,
     "lightning": lightning,
 }

@@ -178,6 +178,32 @@ def test_a_compiled_module_is_watched_through_its_taps_in_one_graph(tmp_path: Pa
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor")
+def test_a_part_that_is_compiled_is_watched_without_a_word_and_the_step_runs_once(tmp_path: Path) -> None:
+    class Counting(Module):
+        steps = 0
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            self.steps += 1
+            return super().training_step(batch, batch_idx)
+
+    weights = []
+    for callback in (None, AttemperCallback(every=2, rows=None)):
+        torch._dynamo.reset()
+        module = Counting()
+        module.net.compile(backend="eager")
+        fit(tmp_path, module, *([] if callback is None else [callback]), limit_val_batches=0)
+        assert module.steps == 16
+        weights.append([parameter.detach().clone() for parameter in module.parameters()])
+    assert all(map(torch.equal, *weights))
+    assert callback is not None
+    assert callback.last is not None
+    assert callback.watch is not None
+    assert [site.name for site in callback.last.sites] == [f"net.blocks.{n}.attention" for n in range(2)]
+    assert callback.last.sites[0].heads[0].rows == 2 * 2 * CONTEXT
+    assert (callback.watch.sampled, callback.watch.failures) == (4, 0)
+
+
 def test_a_training_step_that_was_put_there_before_is_put_back(tmp_path: Path) -> None:
     module = Module()
     own = module.training_step

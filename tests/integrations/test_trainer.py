@@ -322,11 +322,31 @@ def test_a_compiled_model_set_to_attemper_is_watched_through_its_taps(tmp_path: 
     assert (callback.watch.sampled, callback.watch.failures) == (2, 0)
 
 
+@pytest.mark.slow("takes many seconds")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_is_watched_without_a_word(tmp_path: Path) -> None:
+    losses = []
+    for callbacks in ([], [AttemperCallback(every=2, rows=None)]):
+        torch._dynamo.reset()
+        one = trainer(
+            tmp_path, tiny(), callbacks, torch_compile=True, torch_compile_backend="aot_eager", max_steps=4,
+            eval_strategy="no",
+        )  # fmt: skip
+        losses.append(one.train().training_loss)
+    assert losses[0] == losses[1]
+    [callback] = callbacks
+    assert callback.last is not None
+    assert callback.watch is not None
+    assert [site.name for site in callback.last.sites] == SITES
+    assert callback.last.sites[0].heads[0].rows == 2 * 2 * TOKENS
+    assert (callback.watch.sampled, callback.watch.failures) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"every": 0}, r"watch\(every=\.\.\.\) must be an int of at least 1, got 0"),
-        ({"observe": "aside"}, "must be one of 'beside', 'replace'"),
+        ({"observe": "aside"}, "must be one of 'auto', 'beside', 'shadow', 'replace'"),
         ({"stats": ["sharpness"]}, "stats must be one of 'entropy_nats'"),
         ({"trackers": print}, "trackers must be a list, got builtin_function_or_method"),
         ({"trackers": [3]}, "int is no tracker that is known here"),

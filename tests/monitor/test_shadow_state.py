@@ -357,3 +357,75 @@ def test_functions_that_a_models_file_compiles_are_not_compiled_anew() -> None:
             assert len(watch.table().sites) == 1
             watch.close()
     assert counts[0] == counts[1]
+
+
+class Sized(Base):
+    """Notes how many sequences it runs without gradients, and fails above a number of them."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.ran = most, []
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        assert len(x) == len(mask)
+        if not torch.is_grad_enabled():
+            RAN.append(len(x))
+            if len(x) > self.most:
+                raise torch.OutOfMemoryError("no memory")
+        rows = self.project(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        return F.scaled_dot_product_attention(rows, rows, rows)
+
+
+RAN: list[int] = []
+
+
+def run_sized(watch: Any, model: nn.Module, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.ones(8, 5, 16), torch.ones(8, 5)).sum().backward()
+        watch.step()
+
+
+def test_without_memory_a_shadow_pass_is_given_up_and_the_next_ones_run_half_as_many_sequences() -> None:
+    RAN.clear()
+    model = Sized(2)
+    watch = attemper.watch(model, observe="shadow")
+    with pytest.warns(UserWarning, match="ran out of memory; the next samples run 4 of 8 sequences"):
+        model(torch.ones(8, 5, 16), torch.ones(8, 5)).sum().backward()
+    with pytest.warns(UserWarning, match=r"nothing was measured in the first step(.|\n)*ran out of memory"):
+        watch.step()
+    run_sized(watch, model, 4)
+    assert RAN == [8, 4, 2, 2, 2]
+    assert watch.failures == 2
+    assert watch.table().sites[0].heads[0].rows == 2 * 5
+    watch.close()
+
+
+def test_shadow_batch_runs_so_many_sequences() -> None:
+    RAN.clear()
+    model = Sized(100)
+    with attemper.watch(model, observe="shadow", shadow_batch=3) as watch:
+        run_sized(watch, model, 2)
+        assert watch.table().tokens == 3 * 5
+    assert RAN == [3, 3]
+    with pytest.raises(InputError, match=r"watch\(shadow_batch=\.\.\.\)"):
+        attemper.watch(model, shadow_batch=0)
+
+
+def test_the_history_says_which_samples_are_of_shadow_passes(tmp_path: Any) -> None:
+    def run(steps: int) -> tuple[str, ...]:
+        with attemper.watch(model, store=tmp_path) as watch:
+            for _ in range(steps):
+                model(torch.ones(2, 5, 16))
+                watch.step(watch.steps + len(before))
+        before.extend([0] * steps)
+        return attemper.open(tmp_path).remarks
+
+    before: list[int] = []
+    model = Plain()
+    assert run(2) == ()
+    model.compile(backend="eager")
+    shadow = "from step 2 on the model ran compiled, and was read in shadow passes, as it was written"
+    assert run(2) == (shadow,)
+    assert run(1) == (shadow,)
+    model._compiled_call_impl = None
+    assert run(1) == (shadow, "from step 5 on the training's own passes were read")

@@ -43,20 +43,36 @@ def is_distributed() -> bool:
 
 
 def are_here(seconds: float) -> bool:
-    """Whether all ranks call this within so many seconds. No collective, so no rank waits for one that never comes: all
-    get the same answer, by a word in the store through which the ranks have found each other.
-    """
+    """Whether all ranks call this within so many seconds."""
     _meetings[0] += 1
+    return say_the_same(str(_meetings[0]), "", seconds)
+
+
+def say_the_same(topic: str, word: str, seconds: float) -> bool:
+    """Whether all ranks call this within so many seconds, for one topic, with one word. No collective, so no rank waits
+    for one that never comes: all get the same answer, through the store in which the ranks have found each other.
+    """
     store: Any = dist.distributed_c10d._get_default_store()
-    here, decided = (f"attemper/{word}/{_meetings[0]}" for word in ("here", "decided"))
-    if store.add(here, 1) == dist.get_world_size():
-        store.compare_set(decided, "", "yes")
+    said, here, decided = (f"attemper/{name}/{topic}" for name in ("said", "here", "decided"))
+    store.set(f"{said}/{dist.get_rank()}", f"'{word}'")
+    if store.add(here, 1) == (world := dist.get_world_size()):
+        words = {bytes(store.get(f"{said}/{rank}")) for rank in range(world)}
+        store.compare_set(decided, "", "yes" if len(words) == 1 else "no")
     until = time.monotonic() + seconds
     while not store.check([decided]):
         if time.monotonic() > until:
             store.compare_set(decided, "", "no")
         time.sleep(POLL_SECONDS)
     return store.get(decided) == b"yes"
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a forward of this model on one rank waits for other ranks, as far as its modules tell."""
+    if not is_distributed():
+        return False
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    waits = (nn.SyncBatchNorm,) if fsdp is None else (nn.SyncBatchNorm, fsdp.FSDPModule)
+    return any(isinstance(module, waits) for module in model.modules()) or any(map(is_dtensor, model.parameters()))
 
 
 def data_parallel_group(model: nn.Module) -> ProcessGroup | None:

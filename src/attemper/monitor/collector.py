@@ -103,6 +103,8 @@ class Collector:
         self._tokens: Tensor | int = 0
         self._refused: dict[str, str] = {}
         self.tapped = TapSums(scope)
+        self.shadowed = False
+        """Whether the latest sample is of a shadow pass."""
         self.period = 0
         """Counts steps (or passes), so that samples can be told apart."""
         self._read = -1

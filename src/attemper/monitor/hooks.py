@@ -153,7 +153,7 @@ class WrapperCall(Hook):
     def __init__(self, module: nn.Module, called: Callable[[nn.Module, Any, Any], object]) -> None:
         super().__init__(WeakMethod(called))
         self._module = module
-        if not hasattr(module, "_initialize_hook"):
+        if not hasattr(module, "_initialize_hook") and "_orig_mod" not in module._modules:
             vars(module).update(_initialize_hook=None, _infer_parameters=self)
 
     def __call__(self, *arguments: Any) -> None:
@@ -166,5 +166,6 @@ class WrapperCall(Hook):
             method(wrapper, *arguments[1:])
 
     def remove(self) -> None:
-        if vars(self._module).get("_infer_parameters") is self:
-            del self._module._initialize_hook, self._module._infer_parameters
+        own = vars(self._module)
+        if own.get("_infer_parameters") is self:
+            del own["_initialize_hook"], own["_infer_parameters"]

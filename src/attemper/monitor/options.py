@@ -57,11 +57,12 @@ class WatchOptions:
     fewest_keys: int = FEWEST_KEYS
     on_alarm: Callable[[Alarm], object] | None = None
     reduce: Any = None
+    shadow_batch: int | None = None
     alarm_limits: AlarmLimits = field(init=False)
     """``limits``, checked."""
 
     def __post_init__(self) -> None:
-        for name, number in (("every", self.every), ("rows", self.rows)):
+        for name, number in (("every", self.every), ("rows", self.rows), ("shadow_batch", self.shadow_batch)):
             if name == "every" or number is not None:
                 object.__setattr__(self, name, whole_number(f"watch({name}=...)", number))
         if self.store is not None and not isinstance(self.store, Store):

@@ -31,7 +31,7 @@ from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
 from attemper.store.chunk import as_kept
-from attemper.store.store import DEFAULT_BITS, UNMEASURED, UNNUMBERED, sentence
+from attemper.store.store import DEFAULT_BITS, SHADOWED, UNMEASURED, UNNUMBERED, sentence
 from attemper.text import clean, clean_name, count, cut
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ class Recorder:
         """``_resumed``: whether the store has samples that were not judged yet."""
         self._advised: set[str] = set()
         """Sentences of advice that the log has."""
+        self._shadowed = False
+        """Whether the run's last sample was of a shadow pass."""
         self._judged = self._ended = -1
         """Which of the watch's samples was judged last, and which had ended then."""
         self.first_step: int | None = None
@@ -127,6 +129,8 @@ class Recorder:
     def put(self, step: int, found: DeviceSample, when: float) -> None:
         """Adds a sample that ended at ``when``, in seconds since 1970."""
         self.first_put = step if self.first_put is None else self.first_put
+        if self._collector.shadowed != self._shadowed:
+            self._note_shadow(step)
         here = found.on_host and not self._underway
         self._underway.append(_Underway(step, when, found if here else found.to_host()))
 
@@ -324,6 +328,8 @@ class Recorder:
         with self._earlier() as ranks:
             self.first_step = next(iter(ranks.steps(stop=self._start).tolist()), None)
             self._resumed = True
+            if changes := ranks.about.get(SHADOWED):
+                self._about[SHADOWED], self._shadowed = changes, changes[-1]["shadow"]
 
     def _judge_earlier(self, step: int) -> None:
         """Judges what the run has below ``step`` from its beginning, as those do who read it later. The loop may have
@@ -416,6 +422,14 @@ class Recorder:
             f"no number. For a new training pass store=attemper.Store({name!r}, new=True), or another folder; from a "
             "checkpoint, call watch.step(n) once before the loop, with its last step."
         )
+
+    def _note_shadow(self, step: int) -> None:
+        """Keeps from which step on samples are of shadow passes, or no longer."""
+        self._shadowed = self._collector.shadowed
+        changes = {SHADOWED: [*self._about.get(SHADOWED, ()), {"from_step": step, "shadow": self._shadowed}]}
+        self._about |= changes
+        if self._writer is not None:
+            self._writer.describe(changes)
 
     def note_unmeasured(self, reason: str, mode: str) -> None:
         """Keeps why nothing was measured so far, for those who read the run and find no sample in it: the first line of

@@ -16,17 +16,19 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attemper.call import transforms
 from attemper.monitor.collector import Collector
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.sites import transformers as registry
 from attemper.sites.act import without_listeners
-from attemper.sites.names import Wrapper, unwrap
+from attemper.sites.names import Wrapper, is_compiled, unwrap
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
+from attemper.text import count
 
 Run = Callable[[], Any]
 Taps = list[nn.Module]
@@ -48,8 +50,12 @@ def original_of(model: nn.Module) -> nn.Module:
 class Shadow:
     """The shadow passes of a watch."""
 
-    def __init__(self, model: nn.Module, collector: Collector) -> None:
-        self.model, self._collector = original_of(model), collector
+    def __init__(self, model: nn.Module, collector: Collector, most: int | None = None) -> None:
+        """
+        Args:
+            most: how many sequences of a batch run; None for all.
+        """
+        self.model, self._collector, self._most = original_of(model), collector, most
         self._models = registry.pretrained_models(self.model) or [unwrap(self.model)]
         self.only_taps = False
         """Whether taps see all that a shadow pass has seen: they are enough."""
@@ -79,6 +85,14 @@ class Shadow:
         self._forwards = dict(context.forwards)
         context.reset()
 
+    def shrink(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Has later passes run half as many sequences; says so."""
+        batch = _batch_of((args, kwargs))
+        if batch is None:
+            return "what its batch is cannot be told"
+        self._most = max(1, min(batch, self._most or batch) // 2)
+        return f"the next samples run {self._most} of {count(batch, 'sequence')} in a batch"
+
     def commit(self) -> None:
         """Adds what was read, once the pass beside it went through."""
         self._collector.context.forwards.update(self._forwards)
@@ -102,12 +116,40 @@ class Shadow:
             taps: Taps = []
             stack.callback(in_shadow.reset, in_shadow.set(taps))
             try:
+                args, kwargs = first_sequences((args, kwargs), self._most)
                 yield (lambda: self.model(*args, **kwargs)), taps
             finally:
                 stack.close()
                 changed = state.put_back()
         if changed is not None:
             raise ObstacleError(f"its forward changes the parameter {changed}")
+
+
+def first_sequences(arguments: Any, most: int | None) -> Any:
+    """Arguments with the first ``most`` sequences of every tensor that has as many as the first of them."""
+    batch = _batch_of(arguments)
+    if most is None or batch is None or batch <= most:
+        return arguments
+    return tree_map_only(Tensor, lambda one: one[:most] if one.dim() and one.shape[0] == batch else one, arguments)
+
+
+def _batch_of(arguments: Any) -> int | None:
+    """The number of sequences; None where a tensor of so many rows may be something else: a mask over the tokens."""
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > 1]
+    if not tensors or tensors[0].shape[0] == tensors[0].shape[1]:
+        return None
+    return tensors[0].shape[0]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the host, had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def free_memory(model: nn.Module) -> None:
+    """Gives what a pass has left in the caches of its devices back."""
+    for kind in {device.type for device in _devices(model)} - {"cpu", "meta"}:
+        torch.get_device_module(kind).empty_cache()
 
 
 def _devices(model: nn.Module) -> set[torch.device]:
@@ -168,6 +210,14 @@ def _names_compiled(model: nn.Module) -> bool:
     # What dynamo has made of other functions lies there, too, under names like these.
     named = ((name, value) for place in (*own, *files) for name, value in list(vars(place).items()))
     return any(_ORIGINAL in getattr(value, "__dict__", ()) for name, value in named if not name.startswith("__"))
+
+
+def compiled_modules(model: nn.Module) -> list[nn.Module]:
+    """The outermost parts of a model that are compiled."""
+    found: list[nn.Module] = []
+    for part in model.children():
+        found += [part] if is_compiled(part) else compiled_modules(part)
+    return found
 
 
 def wrappers_of(model: nn.Module) -> list[nn.Module]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from attemper.backends.table import check_backend
 from attemper.checks import MOST, index_of
+from attemper.distributed.data_parallel import is_sharded, say_the_same
 from attemper.distributed.merged_recorder import MergedRecorder
 from attemper.distributed.reduction import reduction_of
 from attemper.errors import InputError
@@ -38,7 +39,7 @@ from attemper.monitor.hooks import (
 from attemper.monitor.model_state import ObstacleError
 from attemper.monitor.options import NO_ALARMS, Schedule, WatchOptions
 from attemper.monitor.recorder import UNSEEN, Recorder, about
-from attemper.monitor.shadow import Shadow, wrappers_of
+from attemper.monitor.shadow import Shadow, compiled_modules, free_memory, is_out_of_memory, wrappers_of
 from attemper.monitor.snapshot import SampleReadings
 from attemper.monitor.tap_receiver import TapReceiver
 from attemper.readings.labels import JOINED
@@ -47,7 +48,7 @@ from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, 
 from attemper.results.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
-from attemper.sites.names import COMPILED, class_name, compiled_parts, is_compiled, names_of, unwrap
+from attemper.sites.names import COMPILED, Wrapper, class_name, compiled_parts, is_compiled, names_of, unwrap
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import CallContext, enter_compiled, tracking
 from attemper.sites.ways import reading
@@ -63,6 +64,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("attemper")
 
+MEET_SECONDS = 60.0
+"""So long ranks wait for one another before the first shadow pass of a sharded model."""
+_meetings = [0]
+"""How often they have."""
 UNHELD = (
     "attemper: a watch of %s has ended before a pass: nobody holds it any more. Keep it as long as it is to measure: "
     "watch = attemper.watch(...)."
@@ -83,6 +88,7 @@ def watch(
     fewest_keys: int = FEWEST_KEYS,
     on_alarm: Callable[[Alarm], object] | None = None,
     reduce: str | ProcessGroup | DeviceMesh | None = None,
+    shadow_batch: int | None = None,
 ) -> Watch:
     """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
 
@@ -131,6 +137,8 @@ def watch(
         reduce: in training on many ranks, "data" makes the samples of data-parallel ranks one, by two collectives after
             each sampled step; a process group or a DeviceMesh names these ranks. All of them watch with the same
             options and call ``.step()``; the first one writes and judges. None reads this rank alone.
+        shadow_batch: how many sequences of a batch run in a shadow pass; None for all. Where memory runs out, the pass
+            is given up, and the next ones run half as many.
 
     Raises:
         InputError: an argument has no meaning here, or the data-parallel ranks cannot be told.
@@ -184,9 +192,16 @@ class Watch(TapReceiver):
         self._wrappers: list[nn.Module] = []
         """What torch.compile has made of the model, where it is called in its place."""
         self._compiled, self._always = any(map(is_compiled, model.modules())), options.observe == "shadow"
-        self._shadow = Shadow(model, self._collector) if options.observe in ("auto", "shadow") else None
-        self._shadowed = False
-        """Whether a pass runs that a shadow pass has read."""
+        self._parts: dict[nn.Module, Shadow] = {}
+        """The compiled parts of a model of which only a method is called: each runs beside itself."""
+        self._most = options.shadow_batch
+        whole_step = isinstance(model, Wrapper) and is_compiled(unwrap(model))  # compiled, and nothing to run beside it
+        shadows = options.observe in ("auto", "shadow") and not whole_step
+        self._shadow = Shadow(model, self._collector, self._most) if shadows else None
+        self._agreed: bool | None = None
+        """Whether all ranks that a shadow pass waits for run it, too."""
+        self._shadowed: Shadow | None = None
+        """What has read the pass that runs beside itself."""
         unseen = compiled_parts(names_of(model))
         shown = () if self._shadow is None else (COMPILED,)
         self._collector.refuse({name: why for name, why in unseen.items() if why not in shown})
@@ -218,7 +233,8 @@ class Watch(TapReceiver):
         """Whether the model is compiled, and called, in a way that this has not known: it watches such calls, too."""
         if self._shadow is None:
             return False
-        found = [wrapper for wrapper in wrappers_of(self.model) if wrapper not in self._wrappers]
+        known = {*self._wrappers, *self.model.modules()}
+        found = [wrapper for wrapper in wrappers_of(self.model) if wrapper not in known]
         for wrapper in found:
             self._add_wrapper(wrapper)
         call = self.model._compiled_call_impl
@@ -532,13 +548,59 @@ class Watch(TapReceiver):
     def _run_shadow(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Reads the pass that begins beside itself, before it runs."""
         assert self._shadow is not None
-        if self._shadow.only_taps:
-            return
+        if isinstance(self.model, Wrapper):  # it runs somebody's step, which has to run once
+            self._open_parts()
+        elif not self._shadow.only_taps:
+            self._read_beside(self._shadow, module, args, kwargs)
+
+    def _open_parts(self) -> None:
+        """Puts a door before each outermost compiled part that has none."""
+        for part in compiled_modules(self.model):
+            if part not in self._parts:
+                self._parts[part] = Shadow(part, self._collector, self._most)
+                if part._compiled_call_impl is None:
+                    self._open.callback(part.register_forward_pre_hook(Door(self._enter_part), with_kwargs=True).remove)
+                else:
+                    self._open.callback(CompiledCall(part, Door(self._enter_part), lambda *_: None).remove)
+
+    @quietly
+    def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A compiled part of what runs is called."""
+        if self.sampling and self._inside and not (self._shadowed or tap.in_backward()):
+            self._read_beside(self._parts[part], part, args, kwargs)
+            self._end_shadow(commit=True)
+
+    def _read_beside(self, shadow: Shadow, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        spent = None
         try:
-            self._shadow.read(args, kwargs, self.begin_sample)
-            self._shadowed, self._call = True, call_of(module)
+            self._agree()
+            shadow.read(args, kwargs, self.begin_sample)
+            self._shadowed, self._call, self._collector.shadowed = shadow, call_of(module), not shadow.only_taps
         except ObstacleError as error:
             self._leave_out(str(error))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            spent = f"a shadow pass ran out of memory; {shadow.shrink(args, kwargs)}"
+        if spent is not None:  # outside: the error holds what the pass had made
+            free_memory(self.model)
+            self.note_failure(self.title, MemoryError(spent))
+
+    def _agree(self) -> None:
+        """Before the first shadow pass of a model whose forward waits for other ranks.
+
+        Raises:
+            ObstacleError: not all of them will run the same passes.
+        """
+        if self._agreed is None:
+            _meetings[0] += 1
+            word = f"every={self.every}, step {self._schedule.place}"
+            self._agreed = not is_sharded(self.model) or say_the_same(f"shadow/{_meetings[0]}", word, MEET_SECONDS)
+        if not self._agreed:
+            raise ObstacleError(
+                "its forward gathers weights of other ranks, and not all ranks watch it on the same steps: open the "
+                "watch on every rank, with the same every= and step()"
+            )
 
     def _leave_out(self, reason: str) -> None:
         """Tells once why a sample has no shadow pass."""
@@ -568,6 +630,7 @@ class Watch(TapReceiver):
             stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))
             stack.enter_context(observing(self._collector))
             stack.enter_context(reading(self.model))
+            self._collector.shadowed = False
             self._call = call_of(self.model)
             self._pass = stack.pop_all()
 
@@ -602,9 +665,9 @@ class Watch(TapReceiver):
             self._context.reset()
 
     def _end_shadow(self, *, commit: bool) -> None:
-        if self._shadow is not None and self._shadowed:
-            self._shadowed, self._call, self._nested = False, None, 0
-            (self._shadow.commit if commit else self._collector.begin)()
+        if (shadow := self._shadowed) is not None:
+            self._shadowed, self._call, self._nested = None, None, 0
+            (shadow.commit if commit else self._collector.begin)()
 
     def _end_pass(self, *, commit: bool) -> None:
         if self._pass is None:

@@ -23,7 +23,7 @@ from attemper.store.checksum import UNCHECKED
 from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
-from attemper.store.store import UNNUMBERED
+from attemper.store.store import SHADOWED, UNNUMBERED
 from attemper.store.verdict import Verdict, why_unmeasured
 from attemper.text import clean, clean_name, count, first_of
 
@@ -156,6 +156,7 @@ class StoredRun:
         begun, unnumbered = {segment.first_step for segment in self.segments}, self.about.get(UNNUMBERED) or ()
         by = "by a loop that gave no number: steps are counted on from the last one"
         found += [f"resumed at step {step:,} {by}" for step in unnumbered if step in begun]
+        found += [_way_from(**change) for change in self.about.get(SHADOWED) or ()]
         if thinned := self.about.get("thinned"):
             kept = f"up to step {thinned['until_step']:,} at least one sample in {thinned['largest_spacing']} is kept"
             found.append(f"thinned: {kept}; alarms are judged by those")
@@ -402,3 +403,10 @@ def _check_step(step: int, steps: Array) -> int:
     raise InputError(
         f"step {step} has no sample. The nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}."
     )
+
+
+def _way_from(from_step: int, shadow: bool) -> str:
+    """From which step on the model was read how."""
+    if shadow:
+        return f"from step {from_step:,} on the model ran compiled, and was read in shadow passes, as it was written"
+    return f"from step {from_step:,} on the training's own passes were read"

@@ -206,6 +206,7 @@ _ABOUT = {
     "limits?": ({"sites?": ({str: {str: object}}, None)}, None),
     "thinned?": ({"until_step": int, "largest_spacing": COUNT}, None),
     "unnumbered?": ([int], None),
+    "shadowed?": ([{"from_step": int, "shadow": bool}], None),
     "tags?": ([str], None),
     "name?": (str, None),
     "notes?": (str, None),

@@ -97,6 +97,8 @@ UNMEASURED = "unmeasured"
 """Under which name a run keeps why its watch saw nothing."""
 UNNUMBERED = "unnumbered"
 """Of segments whose numbers the loop did not give: their first steps."""
+SHADOWED = "shadowed"
+"""From which steps on samples are of shadow passes, or of the training's own passes again."""
 WORDS = ("name", "tags", "notes")
 """What people say of a run: kept as it is."""
 
