@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ import attemper
 from tests.support.command import Run
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import tiny, tokens
-from tests.support.engine_pairs import clean
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +84,13 @@ def test_mistakes_are_told(run: Run, pair: tuple[Path, Path], tmp_path: Path):
     assert (code, "cut.safetensors is cut off" in err) == (1, True)
 
 
-def test_a_run_that_is_not_finite_is_a_fault(run: Run, tmp_path: Path):
-    a = clean("bert", False)
+def test_a_run_that_is_not_finite_is_a_fault(run: Run, pair: tuple[Path, Path], tmp_path: Path):
+    a: Any = attemper.open(pair[0])
     query = a.sites[1].query.copy()
     query[0, :, 0] = float("nan")
     b = replace(a, sites=(a.sites[0], replace(a.sites[1], query=query), *a.sites[2:]))
-    pair = [one.save(tmp_path / f"{name}.safetensors") for name, one in (("a", a), ("b", b))]
     page = tmp_path / "page.html"
-    code, out, _ = run("compare", *pair, "--explain", "--html", page)
+    code, out, _ = run("compare", pair[0], b.save(tmp_path / "b.safetensors"), "--explain", "--html", page)
     assert code == 3
     assert "0 of 1024 of run a and 8 of 1024 of run b are not finite" in out
     assert "8 of 1024 of run b are not finite" in page.read_text(encoding="utf-8")

@@ -138,6 +138,7 @@ def test_what_is_shown_as_now_is_the_last_sample_whatever_the_width(command: Run
     assert "least entropy of a layer 0.102, largest logit 951" in out
 
 
+@pytest.mark.quick("few", "long")
 @pytest.mark.parametrize(
     ("every", "samples", "noise", "statistic", "told"),
     [

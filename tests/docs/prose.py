@@ -23,7 +23,8 @@ _ENTRY = re.compile(r"^[\w, ]+: ")
 """An argument and what is said of it."""
 _ASSIGNMENT = re.compile(r"^[\w.,\[\] ]+ = ")
 _STRUCTURE = (">>>", "...", "- ", ".. ", "|", "=", "::")
-_COMMENT = re.compile(r"^\s*#", re.MULTILINE)
+_COMMENTS = re.compile(r"^\s*#.*\n\s*#", re.MULTILINE)
+"""Two lines of a comment: one alone has nothing to be wrapped."""
 _STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Where statements stand inside another."""
 _ONLY_A_STRING = re.compile(r"""^\s*(?:raise \w+\(|\w+\(|return |\()?[frb]*"(?P<text>.*)"$""")
@@ -67,7 +68,7 @@ def _docstrings(source: str, lines: list[str]) -> Iterator[list[Line]]:
 
 def _comments(source: str) -> Iterator[list[Line]]:
     """Runs of lines that hold a comment and nothing else."""
-    if not _COMMENT.search(source):
+    if not _COMMENTS.search(source):
         return
     block: list[Line] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -55,7 +55,22 @@ def test_every_advice_stands_under_its_title():
     }
 
 
-@pytest.mark.parametrize("name", ["RECENT", "FIRST", "MARKS", "SPAN", "LEAST_FALL", "LEAST_SPREAD", "LASTING", "STEADY", "LATEST", "ALONE", "LEAST_NOISE"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RECENT",
+        "FIRST",
+        "MARKS",
+        "SPAN",
+        "LEAST_FALL",
+        "LEAST_SPREAD",
+        "LASTING",
+        "STEADY",
+        "LATEST",
+        "ALONE",
+        "LEAST_NOISE",
+    ],
+)
 def test_constants_of_laws_are_those_of_the_page_of_formulas(name: str):
     (section,) = re.findall(r"^## Laws of alarms\n(.*?)(?=^## |\Z)", MATHS, re.MULTILINE | re.DOTALL)
     assert f"{getattr(laws, name):g} ({name})" in section

@@ -105,6 +105,7 @@ def without_languages(text: str) -> str:
     return re.sub(r"^\[(?:English|中文)\]\([\w.-]+\)\n", "", text, flags=re.MULTILINE)
 
 
+@pytest.mark.slow("trains three times")
 def test_the_tutorial_runs_in_both_languages_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,6 @@ from torch import nn
 import attemper
 from attemper.errors import InputError
 from attemper.fingerprints.site import GRAMS, OFFSETS, VECTOR_ROWS, projection
-from attemper.fingerprints.taking.rows import grams_of
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import padded, tiny, tokens
 
@@ -126,18 +125,6 @@ def test_what_a_block_adds_and_what_the_model_gives_are_those_of_its_hidden_stat
             directions = anchors / np.linalg.norm(anchors, axis=1, keepdims=True)
             np.testing.assert_allclose(part[:, 0], np.linalg.norm(own, axis=1), rtol=1e-5)
             np.testing.assert_allclose(part[:, 1:], own @ directions.T, rtol=1e-4, atol=1e-4, err_msg=name)
-
-
-def test_inner_products_of_a_rotated_stream_are_the_same():
-    vectors, anchors = torch.randn(5, 32).double(), torch.randn(8, 32).double()
-    turned = torch.linalg.qr(torch.randn(32, 32).double())[0]
-    np.testing.assert_allclose(
-        grams_of(vectors, anchors)[:, 0], grams_of(vectors @ turned, anchors @ turned)[:, 0], atol=1e-5
-    )
-    centred = [part - part.mean(1, keepdim=True) for part in (vectors, anchors)]
-    np.testing.assert_allclose(
-        grams_of(vectors, anchors)[:, 1], grams_of(*(part @ turned for part in centred))[:, 0], atol=1e-5
-    )
 
 
 def test_batches_of_which_no_row_is_kept_leave_what_the_model_gives_known():

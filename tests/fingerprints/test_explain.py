@@ -77,12 +77,6 @@ def test_one_head_stands_out_where_rounding_of_its_site_is_as_large(architecture
     assert found.found.extent == f"from site 3 of 4 on, heads {heads} of 4"
 
 
-def test_a_mask_of_an_encoder_is_patched_in_eager_attention_as_well():
-    fault = next(one for one in FAULTS if one.variant == "of an encoder")
-    found = outcome(fault, tiny("bert", kernel="eager"), 0.0, [0], "float32", "eager")
-    assert found.named, str(found)
-
-
 @pytest.mark.quick("padding", "split")
 @pytest.mark.parametrize("way", [*HARMLESS[:2], "padding side, other kernel", "batch split, bfloat16"])
 def test_a_harmless_pair_is_not_blamed(way: str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,15 +36,13 @@ def scanned(task: ShardTask, order: list[int] | None = None) -> Part:
 
 
 def test_shards_in_any_order_have_the_same_bits_and_are_the_whole(tmp_path: Path):
-    texts = text_file(tmp_path / "texts.txt", 330)
-    one = scanned(task(texts, tmp_path / "one", 5))
-    order = list(range(5))
-    random.Random(3).shuffle(order)
-    two = scanned(task(texts, tmp_path / "two", 5), order)
+    texts = text_file(tmp_path / "texts.txt", 200)
+    one = scanned(task(texts, tmp_path / "one", 3))
+    two = scanned(task(texts, tmp_path / "two", 3), [2, 0, 1])
     assert bits(one) == bits(two)
     assert not one.missing
     whole = scan_texts(task(texts, tmp_path / "none", 1), load(), lambda texts: None)
-    assert sum(shard.texts or 0 for shard in one.shards) == sum(shard.texts or 0 for shard in whole.shards) == 330
+    assert sum(shard.texts or 0 for shard in one.shards) == sum(shard.texts or 0 for shard in whole.shards) == 200
     assert sum(shard.tokens for shard in one.shards) == whole.shards[0].tokens
     for mine, theirs in zip(one.reading().heads, whole.reading().heads, strict=True):
         assert mine.normalized_entropy_histogram == theirs.normalized_entropy_histogram

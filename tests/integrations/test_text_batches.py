@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,11 +38,13 @@ def other_side(one: Any) -> None:
     one.padding_side = "left"
 
 
-@pytest.mark.parametrize("change", [lower_case, another_word, other_side])
-def test_a_digest_tells_tokenizers_apart(change: Callable[[Any], None]):
-    one, other = tokenizer(), tokenizer()
+def test_a_digest_tells_tokenizers_apart():
+    one = tokenizer()
     expected = pretrained.digest_of(one)
     one(["a text"] * 3, truncation=True, max_length=8, padding=True)
-    assert pretrained.digest_of(one) == pretrained.digest_of(other) == expected
-    change(other)
-    assert pretrained.digest_of(other) != expected
+    assert pretrained.digest_of(one) == expected
+    for change in (lower_case, another_word, other_side):
+        other = tokenizer()
+        assert pretrained.digest_of(other) == expected
+        change(other)
+        assert pretrained.digest_of(other) != expected, change

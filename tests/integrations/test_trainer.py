@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import attemper
 from attemper import InputError
 
 tf = pytest.importorskip("transformers")
@@ -107,34 +106,6 @@ def test_a_sample_holds_all_micro_batches_of_a_step_and_no_evaluation_and_hooks_
     assert [(site.name, site.mode) for site in callback.last.sites] == [(name, "train") for name in SITES]
     assert callback.watch.sampled == 6
     assert sorted(tracker.got) == list(range(1, 7))
-
-
-def test_the_first_sample_is_what_a_watch_of_the_untrained_model_reads(tmp_path: Path) -> None:
-    tracker, model = Recorder(), tiny()
-    one = trainer(
-        tmp_path,
-        model,
-        [AttemperCallback(rows=None, trackers=[tracker], max_keys=200)],
-        gradient_accumulation_steps=1,
-        max_steps=1,
-    )
-    (batch,) = [next(iter(one.get_train_dataloader()))]
-    seen: list[Any] = []
-    original = one.training_step
-
-    def training_step(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        seen.append(inputs)
-        return original(model, inputs, *rest, **named)
-
-    one.training_step = training_step  # type: ignore[method-assign]
-    one.train()
-    assert batch["input_ids"].shape == seen[0]["input_ids"].shape
-    twin = tiny()
-    with attemper.watch(twin) as watch:
-        twin(**seen[0])
-    for site in watch.table().sites:
-        for head in site.heads:
-            assert tracker.got[1][f"attention/{site.name}/head{head.head}/max_logit"] == head.max_logit
 
 
 def test_the_history_and_printed_logs_hold_the_numbers_of_the_model(

@@ -43,6 +43,7 @@ def test_the_count_that_the_article_meant_is_33_816_576_and_the_operations_are_t
     assert (usual_operations(*TOLD), operations(*TOLD).total) == (33_816_576, 68_681_728)
 
 
+@pytest.mark.slow("loads the compiler of torch")
 @pytest.mark.parametrize("tokens", [16, 100])
 def test_products_are_those_that_torch_counts(tokens: int):
     tensors = inputs(tokens, 0)

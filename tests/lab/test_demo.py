@@ -30,7 +30,8 @@ def test_an_injected_collapse_is_heard_from_attention_before_the_loss(run: DemoR
         assert outcome.loss_alarm is not None
 
 
-@pytest.mark.parametrize(("run", "seed"), [(SHORT, 0), pytest.param(DemoRun(), 1, marks=FULL)])
+@pytest.mark.slow("takes many seconds")
+@pytest.mark.parametrize(("run", "seed"), [(SHORT, 0), (DemoRun(), 1)])
 def test_a_healthy_training_is_told_no_warning(run: DemoRun, seed: int):
     outcome = ended(run.change(seed=seed))
     assert outcome.attention_alarm is None, outcome.attention_alarm
