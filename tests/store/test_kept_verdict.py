@@ -140,13 +140,13 @@ def sessions(seed: int) -> dict[str, list[tuple[Sequence[Sample], bool]]]:
         "continued": [(gaps[:150], False), (gaps[150:290], True), (gaps[290:], False)],
         "resumed and went back": [(gaps[:150], False), (gaps[110:270], False), (gaps[240:], True)],
         "went back to the beginning": [(gaps[:300], False), (gaps[:260], False)],
-        "went back in one process": [([*gaps[:200], *gaps[150:300], *gaps[280:]], False)],
+        "went back in one process": [([*gaps[:280], *gaps[240:330], *gaps[320:]], False)],
         "turns": [(list(in_turns(taken[:260])), False), (list(in_turns(taken[250:])), False)],
     }
 
 
 @pytest.mark.parametrize("kind", sessions(0))
-@pytest.mark.quick("resumed")
+@pytest.mark.quick("resumed", "one process")
 def test_what_was_kept_is_what_would_be_computed(tmp_path: Path, fed: list[int], kind: str) -> None:
     folder = tmp_path / "a"
     for taken, killed in sessions(sum(map(ord, kind)))[kind]:
