@@ -269,7 +269,7 @@ def test_offsets_of_64_bits_change_nothing(chosen: str, monkeypatch: pytest.Monk
         output, stats = called(chosen, given | {"enable_gqa": True}, ("entropy",))
         loss = output.square().sum() + stats.entropy.sum()
         found.append([output, stats.entropy, *torch.autograd.grad(loss, list(given.values()))])
-    assert len(asked) >= 4
+    assert len(asked) >= {"softmax": 4, "entmax": 2}[chosen]
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
