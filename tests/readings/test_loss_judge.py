@@ -18,7 +18,10 @@ def judged(losses, limits=None, steps=None, at_once: int | None = None) -> LossJ
     steps = np.arange(len(values)) if steps is None else steps
     size = at_once or max(1, len(values))
     for first in range(0, len(values), size):
-        one.feed(steps[first : first + size], values[first : first + size])
+        if at_once == 1:
+            one.feed_one(int(steps[first]), float(values[first]))
+        else:
+            one.feed(steps[first : first + size], values[first : first + size])
     return one
 
 
@@ -111,7 +114,7 @@ def test_an_alarm_is_told_when_it_begins_and_when_it_ends():
     losses = healthy(200)
     losses[150] += 5
     one = LossJudge(AlarmLimits())
-    changed = [alarm for step, loss in enumerate(losses) for alarm in one.feed(np.array([step]), np.array([loss]))]
+    changed = [alarm for step, loss in enumerate(losses) for alarm in one.feed_one(step, float(loss))]
     assert [(alarm.since, alarm.ended is None) for alarm in changed] == [(150, True), (150, False)]
 
 

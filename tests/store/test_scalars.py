@@ -15,7 +15,7 @@ from attemper.store import scalars, schema
 from attemper.store.folder import open_stored
 from attemper.store.fragment import Fragment
 from attemper.store.run import StoredRun
-from attemper.store.scalars import BLOCK, Series, by_step, pack, read, unpack
+from attemper.store.scalars import BLOCK, Series, as_float32, by_step, pack, read, unpack
 from tests.support.samples import samples
 
 
@@ -42,6 +42,14 @@ def test_every_number_is_read_back_bit_for_bit(tmp_path, many):
     found = loss_of(written(tmp_path / "fragment-0.sqlite", many))
     assert np.array_equal(found.steps, np.arange(many))
     assert np.array_equal(found.values, losses(many), equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [0.1, 1e300, -1e300, 3.5e38, math.inf, 1e-50, 2.0])
+def test_what_is_judged_is_what_is_kept(value):
+    fragment = Fragment(None)
+    fragment.keep_scalars([(0, {"loss": value})])
+    assert loss_of(fragment).values.tolist() == [as_float32(value)]
+    assert math.isnan(as_float32(math.nan))
 
 
 def test_a_number_takes_few_bytes(tmp_path):

@@ -31,6 +31,7 @@ from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
 from attemper.store.chunk import as_kept
+from attemper.store.scalars import as_float32
 from attemper.store.store import DEFAULT_BITS, SHADOWED, UNMEASURED, UNNUMBERED, sentence
 from attemper.text import clean, clean_name, count, cut
 
@@ -277,9 +278,8 @@ class Recorder:
                 if (earlier := ranks.scalars.get(LOSS)) is not None:
                     latest = earlier.between(None, step)
                     judge.feed(latest.steps[-MOST_LOSSES:], latest.values[-MOST_LOSSES:])
-        with np.errstate(over="ignore"):
-            kept = np.array([loss]).astype(np.float32)
-        self._tell(step, judge.feed(np.array([step]), kept))
+        if changed := judge.feed_one(step, as_float32(loss)):
+            self._tell(step, changed)
 
     def _hand_scalars(self) -> None:
         self._handed = time.monotonic()

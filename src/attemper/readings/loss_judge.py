@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 
@@ -42,14 +43,18 @@ class LossJudge:
     def feed(self, steps: Array, values: Array) -> list[Alarm]:
         """Judges more steps, ascending, with their losses as they are kept; the alarms that begin or end there."""
         changed: list[Alarm] = []
-        if len(steps) == 1 and self._is_quiet(float(values[0])):
-            self.step, self._measure = int(steps[0]), -np.inf
-            self._recent = [*self._recent[1:], float(values[0])]
-            return changed
         for first in range(0, len(steps), TOGETHER):
             part = slice(first, first + TOGETHER)
             changed += self._feed(steps[part], values[part].astype(np.float64))
         return changed
+
+    def feed_one(self, step: int, loss: float) -> list[Alarm]:
+        """As ``feed`` of one step."""
+        if not self._is_quiet(loss):
+            return self.feed(np.array([step]), np.array([loss]))
+        self.step, self._measure = step, -np.inf
+        self._recent = [*self._recent[1:], loss]
+        return []
 
     @property
     def standing(self) -> list[Alarm]:
@@ -72,14 +77,12 @@ class LossJudge:
         Of the 50 losses at most 50 / (1 + d^2) are d standard deviations above their mean (Cantelli), so what is as far
         above has at most so many above it.
         """
-        full, none_stands = len(self._recent) == LOSSES - 1, not self._standing
-        if not (full and none_stands and np.isfinite(loss) and self._limit > 0):
+        full, limit = len(self._recent) == LOSSES - 1, self._limit
+        if not (full and not self._standing and math.isfinite(loss) and limit > 0):
             return False
-        steady, latest = self._recent[:STEADY], sorted((*self._recent[STEADY:], loss))
-        return all(
-            sum(one >= far for one in steady) > STEADY / (1 + limit**2)
-            for far, limit in ((latest[-3], self._limit), (loss, ALONE * self._limit))
-        )
+        steady, latest = sorted(self._recent[:STEADY]), sorted((*self._recent[STEADY:], loss))
+        pairs = (latest[-3], limit), (loss, ALONE * limit)
+        return all(steady[-1 - min(STEADY - 1, int(STEADY / (1 + apart**2)))] >= far for far, apart in pairs)
 
     def _feed(self, steps: Array, values: Array) -> list[Alarm]:
         self.step = int(steps[-1])

@@ -6,7 +6,9 @@ are a stretch. A later stretch replaces, of all names, the steps from its first 
 
 from __future__ import annotations
 
+import math
 import sqlite3
+import struct
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -135,6 +137,17 @@ class OpenBlocks:
         ]
         put(connection, "scalar", rows, _GROWN)
         return new
+
+
+_FLOAT32 = struct.Struct("<f")
+
+
+def as_float32(value: float) -> float:
+    """A number as it is kept."""
+    try:
+        return _FLOAT32.unpack(_FLOAT32.pack(value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def _series(steps: Sequence[int], values: Sequence[float]) -> Series:
