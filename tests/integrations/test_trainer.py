@@ -343,6 +343,8 @@ def test_the_loss_of_every_step_is_kept_as_the_trainer_reports_it(tmp_path: Path
     reported = [entry["loss"] for entry in one.state.log_history if "loss" in entry]
     assert found.values.reshape(2, 5).mean(1).tolist() == pytest.approx(reported, abs=2e-4)
     assert "training_step" not in vars(one)
+    logged = {entry["step"]: entry["attention/loss"] for entry in one.state.log_history if "attention/loss" in entry}
+    assert logged == {1: pytest.approx(float(found.values[0]))}
 
 
 def test_losses_of_a_model_that_is_not_told_the_tokens_of_a_step_are_their_mean() -> None:

@@ -36,6 +36,30 @@ def test_a_frame_has_a_row_for_each_step_and_head(tmp_path: Path) -> None:
     assert (frame[frame["mode"] == "eval"]["step"] % 2 == 1).all()
 
 
+def test_a_number_of_the_loop_is_a_column_at_the_steps_that_were_sampled(tmp_path: Path) -> None:
+    written(tmp_path / "a", samples(20, every=5))
+    fragment = Fragment(tmp_path / "a" / "fragment-0.sqlite")
+    fragment.keep_scalars([(step, {"loss": step / 2}) for step in range(10, 200)])
+    fragment.close()
+    run = open_run(tmp_path / "a")
+    frame: Any = run.to_pandas()
+    assert list(frame.columns) == [*export.PLACE, *run.statistics]
+    assert frame.columns[-1] == "loss"
+    assert len(frame) == 20 * 6
+    assert frame[frame["step"] < 10]["loss"].isna().all()
+    later = frame[frame["step"] >= 10]
+    np.testing.assert_array_equal(later["loss"], later["step"] / 2)
+    assert export.to_csv(run.ranks, tmp_path / "a.csv") == 120
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text("utf-8").splitlines()))
+    assert (rows[0]["loss"], rows[-1]["loss"]) == ("", "47.5")
+    if importlib.util.find_spec("pyarrow") is not None:
+        import pyarrow.parquet
+
+        run.to_parquet(tmp_path / "a.parquet")
+        table = pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pandas()
+        np.testing.assert_array_equal(table["loss"], frame["loss"])
+
+
 def test_a_run_without_a_sample_is_an_empty_frame(tmp_path: Path) -> None:
     written(tmp_path / "a", ())
     assert list(open_run(tmp_path / "a").to_pandas().columns) == list(export.PLACE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -89,6 +90,11 @@ class TrainingWatch(Watch):
     def _why_nothing(self, skipped: tuple[Skipped, ...]) -> str:
         eval_alone = self.passes and not self.sampled and not self._trained.training
         return NOT_TRAINED if eval_alone else super()._why_nothing(skipped)
+
+    def numbers_at(self, step: int) -> dict[str, float]:
+        """What the loop gave with the step that ended last, if that was this one: finite numbers. Waits for the device."""
+        latest, numbers = self._recorder.latest_scalars()
+        return {name: value for name, value in numbers.items() if latest == step and math.isfinite(value)}
 
     def end_evaluation(self) -> None:
         """Ends the sample of an evaluation, if one has begun, at the step that ended last."""
@@ -291,6 +297,7 @@ class Monitor:
         try:
             self.last = self.watch.table()
             levels = scalars(self.last, self._stats)
+            levels["model"] |= {f"attention/{name}": value for name, value in self.watch.numbers_at(step).items()}
         except InputError as error:
             if self.last is not None:  # else the watch has told at its first step that it sees nothing
                 self.watch.note_failure(self.watch.title, error)

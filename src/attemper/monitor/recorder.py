@@ -100,6 +100,8 @@ class Recorder:
         """Numbers of steps on their way from devices."""
         self._scalars: list[tuple[int, dict[str, float]]] = []
         """Those that have come and the writer does not have."""
+        self._latest: tuple[int | None, dict[str, float]] = None, {}
+        """The last step whose numbers have come, and these."""
         self._noted: int | None = None
         """The last step that was noted."""
         self._handed = time.monotonic()
@@ -259,8 +261,14 @@ class Recorder:
         if time.monotonic() - self._handed > SCALARS_SECONDS:
             self._hand_scalars()
 
+    def latest_scalars(self) -> tuple[int | None, dict[str, float]]:
+        """The last step with numbers, and these. Waits for the device."""
+        self._settle_scalars(wait=True)
+        return self._latest
+
     def _settle_scalars(self, *, wait: bool = False) -> None:
         for step, numbers in self.scalars.ready(wait=wait):
+            self._latest = step, numbers
             self._scalars.append((step, numbers))
             if LOSS in numbers:
                 self._judge_loss(step, numbers[LOSS])

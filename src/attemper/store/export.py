@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 PLACE = ("step", "site", "layer", "kind", "mode", "head")
-"""Columns that say of which head at which step a row is; one for each statistic follows."""
+"""Columns that say of which head at which step a row is. One for each statistic follows, and one for each number that
+the loop gave with the step.
+"""
 
 
 def to_pandas(ranks: Ranks) -> pandas.DataFrame:
@@ -37,7 +39,7 @@ def to_pandas(ranks: Ranks) -> pandas.DataFrame:
     with ranks.snapshot():
         frames = [pandas.DataFrame(_with_types(table, pandas)) for table in tables(ranks)]
     if not frames:
-        return pandas.DataFrame(columns=pandas.Index([*PLACE, *ranks.statistics]))
+        return pandas.DataFrame(columns=pandas.Index([*PLACE, *_names(ranks)]))
     frame = pandas.concat(frames, ignore_index=True)
     return frame.astype(dict.fromkeys(("site", "kind", "mode"), "category"))
 
@@ -68,7 +70,7 @@ def to_csv(ranks: Ranks, path: str | os.PathLike[str]) -> int:
     rows = 0
     with _whole(path) as part, part.open("w", encoding="utf-8", newline="") as file, ranks.snapshot():
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow((*PLACE, *ranks.statistics))
+        writer.writerow((*PLACE, *_names(ranks)))
         for table in tables(ranks):
             writer.writerows(zip(*(_texts(name, column) for name, column in table.items()), strict=True))
             rows += len(table["step"])
@@ -99,12 +101,18 @@ def to_sqlite(ranks: Ranks, path: str | os.PathLike[str]) -> int:
 def tables(ranks: Ranks) -> Iterator[dict[str, Array]]:
     """Column -> values of the rows of one site after the other."""
     steps = ranks.steps()
+    scalars = {name: series.at(steps) for name, series in ranks.scalars.items()}
     for label in ranks.sites.values():
         series = {name: next(ranks.values(name, [label.key], steps)) for name in ranks.statistics}
         seen = ~np.all([np.isnan(values).all(1) for values in series.values()], axis=0)
         heads = max(values.shape[1] for values in series.values())
         place = _place(label, steps[seen], heads)
-        yield place | {name: _wide(values[seen], heads).reshape(-1) for name, values in series.items()}
+        numbers = {name: np.repeat(values[seen], heads) for name, values in scalars.items()}
+        yield place | {name: _wide(values[seen], heads).reshape(-1) for name, values in series.items()} | numbers
+
+
+def _names(ranks: Ranks) -> tuple[str, ...]:
+    return (*ranks.statistics, *ranks.scalars)
 
 
 def _place(label: SiteLabel, steps: Array, heads: int) -> dict[str, Array]:
@@ -131,7 +139,7 @@ def _with_types(table: dict[str, Array], pandas: Any) -> dict[str, Any]:
 def _schema(ranks: Ranks, pyarrow: Any) -> Any:
     words, numbers = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()), pyarrow.int64()
     kinds = {name: numbers if name in ("step", "layer", "head") else words for name in PLACE}
-    of = {name: numbers if name in COUNTS else pyarrow.float32() for name in ranks.statistics}
+    of = {name: numbers if name in COUNTS else pyarrow.float32() for name in _names(ranks)}
     return pyarrow.schema([*kinds.items(), *of.items()])
 
 

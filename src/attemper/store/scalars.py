@@ -48,6 +48,13 @@ class Series(NamedTuple):
         last = len(self.steps) if stop is None else np.searchsorted(self.steps, stop)
         return Series(self.steps[first:last], self.values[first:last])
 
+    def at(self, steps: np.ndarray) -> np.ndarray:
+        """[steps] float32, NaN where a step has no number."""
+        found = np.full(len(steps), np.nan, np.float32)
+        _, here, there = np.intersect1d(steps, self.steps, return_indices=True)
+        found[here] = self.values[there]
+        return found
+
 
 class ScalarColumns(NamedTuple):
     """Numbers of one name over a run: each column stands for neighbouring steps. NaN where none is finite."""
