@@ -92,7 +92,7 @@ class TrainingWatch(Watch):
         return NOT_TRAINED if eval_alone else super()._why_nothing(skipped)
 
     def numbers_at(self, step: int) -> dict[str, float]:
-        """Finite numbers that the loop gave with the step that ended last, if that was this one. Waits for the device."""
+        """Finite numbers that the loop gave with this step, if it ended last. Waits for the device."""
         latest, numbers = self._recorder.latest_scalars()
         return {name: value for name, value in numbers.items() if latest == step and math.isfinite(value)}
 
