@@ -27,8 +27,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _span(config: pytest.Config) -> tuple[int, int]:
     """(first seed, the one after the last)."""
-    calls = config.getoption("--fuzz") or (1000 if config.getoption("--all") else 100)
-    start = config.getoption("--fuzz-from")
+    calls = int(config.getoption("--fuzz") or (1000 if config.getoption("--all") else 100))
+    start = int(str(config.getoption("--fuzz-from")))
     return start, start + calls
 
 

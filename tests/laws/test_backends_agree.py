@@ -100,14 +100,14 @@ def assert_same(call: dict[str, Any], tile: tuple[int, ...], names: tuple[str, .
         )
 
 
-@settings(max_examples=3 * settings.default.max_examples)
+@settings(max_examples=3 * settings().max_examples)
 @given(drawn=any_call())
 def test_blocked_gives_what_the_reference_gives(drawn: Any, tiled):
     call, tile, names = drawn
     assert_same(call, tile, names, tiled)
 
 
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(drawn=any_call(), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4))
 def test_blocked_gives_what_the_reference_gives_on_packed_documents(drawn: Any, lengths: list[int], tiled):
     call, tile, names = drawn
