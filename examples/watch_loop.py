@@ -18,7 +18,7 @@ with attemper.watch(model, every=5, rows=16) as watch:
         loss = model.loss(batch)
         loss.backward()
         optimizer.step()
-        watch.step()
+        watch.step(loss=loss)
         if step % 5 == 0:
             sharpest = min(h.normalized_entropy or 1.0 for site in watch.table().sites for h in site.heads)
             print(f"step {step}: loss {loss.item():.2f} nats, sharpest head {sharpest:.2f} of log n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 
 from attemper.errors import InputError
+from attemper.report.texts import Message, note
 from attemper.store import scalars, schema
 from attemper.store.folder import open_stored
 from attemper.store.fragment import Fragment
+from attemper.store.ranks import Ranks
 from attemper.store.run import StoredRun
 from attemper.store.scalars import BLOCK, Series, as_float32, by_step, pack, read, unpack
+from attemper.store.series import FragmentReader
 from tests.support.samples import samples
 
 
@@ -72,6 +76,11 @@ def test_old_numbers_are_thinned_and_no_spike_is_lost():
     kept = dict(zip(found.steps.tolist(), found.values.tolist(), strict=True))
     whole = losses(many)
     assert all(value == whole[step] or math.isnan(value) for step, value in kept.items())
+    with StoredRun(Ranks([FragmentReader(fragment.tables())])) as run:
+        (said,) = run.remarks
+        step = int(re.sub(r"numbers of steps are thinned up to step ([\d,]+): .*", r"\1", said).replace(",", ""))
+        assert found.steps[-1] > step in found.steps
+        assert isinstance(note(said), Message)
     old = np.diff(found.steps[: len(found.steps) // 4])
     assert old.max() > np.diff(found.steps[-3 * BLOCK :]).max()
 

@@ -306,7 +306,15 @@ NOTES = (
 """What the alarms of a reading or a run do not cover."""
 EXTENTS = ("extent.only", "extent.all", "extent.some")
 """Of how many heads a note is."""
-REMARKS = ("remark.lost", "remark.unnumbered", "remark.thinned", "remark.shared", "remark.shadow", "remark.own")
+REMARKS = (
+    "remark.lost",
+    "remark.unnumbered",
+    "remark.thinned",
+    "remark.scalars",
+    "remark.shared",
+    "remark.shadow",
+    "remark.own",
+)
 REASONS = tuple(key for key in texts("en") if key.startswith("reason."))
 """Why a module was not measured; the first one adds to another what to do."""
 WHYS = tuple(key for key in texts("en") if key.startswith("why."))

@@ -160,6 +160,13 @@ class StoredRun:
         if thinned := self.about.get("thinned"):
             kept = f"up to step {thinned['until_step']:,} at least one sample in {thinned['largest_spacing']} is kept"
             found.append(f"thinned: {kept}; alarms are judged by those")
+        until = max(
+            (one for reader in self.ranks.readers if (one := reader.scalars_thinned_until) is not None), default=None
+        )
+        if until is not None:
+            found.append(
+                f"numbers of steps are thinned up to step {until:,}: of eight the least and the largest are kept"
+            )
         if shared := self.ranks.shared_sites:
             what, one = count(len(shared), "site was", "sites were"), clean_name(shared[0][0])
             found.append(f"{what} written by several ranks, {one} for one: the numbers are the first rank's")

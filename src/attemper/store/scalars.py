@@ -207,6 +207,15 @@ def read(ask: Ask) -> dict[str, Series]:
     return {name: _in_order(found) for name, found in parts.items()}
 
 
+def thinned_until(ask: Ask) -> int | None:
+    """Up to which step numbers were thinned; None where all are there."""
+    ((version,),) = ask("PRAGMA user_version")
+    if version < SCALARS_VERSION:
+        return None
+    rows = get(ask, "scalar", "WHERE span > ? ORDER BY id DESC LIMIT 1", (BLOCK,))
+    return int(unpack(rows[0][-1]).steps[-1]) if rows else None
+
+
 def _in_order(parts: Iterable[Series]) -> Series:
     """Blocks that were read from the last to the first."""
     steps, values = zip(*reversed([*parts]), strict=True)

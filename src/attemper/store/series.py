@@ -20,7 +20,7 @@ from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.compaction import CHUNK, MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
 from attemper.store.place import UNNOTED, lost_beside
-from attemper.store.scalars import Series, read
+from attemper.store.scalars import Series, read, thinned_until
 from attemper.store.schema import DAMAGED, Tables, read_about
 
 Array = np.ndarray
@@ -175,6 +175,11 @@ class FragmentReader:
     def scalars(self) -> dict[str, Series]:
         """Numbers of steps that the loop gave, by name."""
         return read(self._tables.rows)
+
+    @property
+    def scalars_thinned_until(self) -> int | None:
+        """Up to which step; None where all are there."""
+        return thinned_until(self._tables.rows)
 
     @property
     def moments(self) -> Array:
