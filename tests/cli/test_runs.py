@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from attemper.store.fragment import Fragment
 from attemper.store.lock import Lock
 from attemper.store.parts import Parts
 from attemper.store.place import FolderTarget
-from tests.support.command import Run
+from tests.support.command import Run, run_command
 from tests.support.runs import collapsing, written
 from tests.support.samples import NAMES, sample, samples, sites
 
@@ -275,16 +276,18 @@ def test_a_folder_whose_name_is_no_text_is_listed(command: Run, tmp_path: Path) 
     code, out, err = command("runs", tmp_path, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["runs"][0]["path"] == "r\\udcff"
-    printed = subprocess.run(
-        [sys.executable, "-m", "attemper", "runs", str(tmp_path), "--json"], check=True, capture_output=True
-    )
-    assert json.loads(printed.stdout.decode("utf-8")) == json.loads(out)
 
 
-def test_a_terminal_without_unicode_gets_bars_of_ascii(folder: Path) -> None:
-    command = [sys.executable, "-m", "attemper", "show", str(folder / "a")]
-    environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "80", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
-    out = subprocess.run(command, env=environment, capture_output=True, check=True).stdout.decode("ascii")
+def test_a_terminal_without_unicode_gets_bars_of_ascii(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setenv("COLUMNS", "80")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        run_command(patch, capsys, "show", folder / "a")
+    stream.seek(0)
+    out = stream.read()
     assert "\\u" not in out
     assert "0 ****" in out
 

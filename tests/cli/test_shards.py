@@ -39,6 +39,7 @@ def numbers(document: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow("takes many seconds")
 def test_parts_of_a_slurm_array_and_of_torchrun_are_the_same_and_merge(run: Run, texts: Path, tmp_path: Path):
     for task in (5, 3, 4):
         ended = run(

@@ -76,6 +76,7 @@ def test_the_file_of_a_reading(
     assert "2 heads" in capsys.readouterr().out
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_fingerprints_of_two_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def names() -> dict[str, Any]:
     return {"attemper": attemper, "model": model, "batches": batches, "train_step": train_step}
 
 
+@pytest.mark.slow("takes many seconds")
 def test_the_page_runs(names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for code in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):

@@ -153,6 +153,7 @@ def test_weights_look_new_by_the_spread_of_an_initialiser(std: float):
     assert "self.value.weight [128, 128] differs by" in found.message
 
 
+@pytest.mark.slow("takes many seconds")
 def test_an_output_projection_is_named_where_no_attention_follows():
     found, _ = both_ways("llama", "float32", lambda model: initialised(model, [3], "o"))
     assert (found.kind, found.site, found.stage) == ("not_loaded", "layers.3.self_attn", "attention output")

@@ -107,6 +107,7 @@ def faulty(name: str, change: str, fault: str, at: int, dtype: str) -> None:
             assert found.kind in kinds, found.message
 
 
+@pytest.mark.quick("smoothed")
 @pytest.mark.parametrize(
     ("name", "change", "fault", "at", "dtype"),
     [("llama", "smoothed", "scale", 1, "float32"), ("llama", "groups permuted", "mlp", 1, "float32")],

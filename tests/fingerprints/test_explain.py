@@ -65,7 +65,7 @@ def test_a_fault_is_named_at_its_site(fault: Fault, precision: str):
     assert found.found.is_fault
 
 
-@pytest.mark.quick("bert")
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize(
     ("architecture", "kind", "size", "heads"), [("gpt_oss", "scale", 1.05, "1"), ("bert", "values", 0.1, "3")]
 )
@@ -77,7 +77,7 @@ def test_one_head_stands_out_where_rounding_of_its_site_is_as_large(architecture
     assert found.found.extent == f"from site 3 of 4 on, heads {heads} of 4"
 
 
-@pytest.mark.quick("padding", "split")
+@pytest.mark.quick("padding")
 @pytest.mark.parametrize("way", [*HARMLESS[:2], "padding side, other kernel", "batch split, bfloat16"])
 def test_a_harmless_pair_is_not_blamed(way: str):
     pair = harmless(way, "llama", 0)

@@ -58,6 +58,7 @@ def test_what_is_saved_comes_back_bit_for_bit(found: attemper.types.Fingerprint,
     assert back.save(tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
 
 
+@pytest.mark.quick("gpt_oss")
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_a_softcap_and_a_sink_come_back_bit_for_bit(name: str, tmp_path: Path):
     whole = attemper.fingerprint(tiny(name, layers=2, dtype=torch.bfloat16).model, [tokens()])

@@ -18,6 +18,7 @@ DRAWN = replace(EXPERIMENT, charts=(replace(EXPERIMENT.charts[0], series=(
 )),))  # fmt: skip
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_picture_is_a_png_and_the_same_bytes_again(tmp_path: Path):
     pytest.importorskip("matplotlib")
     path = draw(DRAWN, tmp_path / "a.png")

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "lab"
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_page_shows_the_tables_and_the_figure_of_its_results(script: ModuleType, name: str):
     pytest.importorskip("matplotlib")

@@ -177,6 +177,7 @@ def alarmed() -> dict[str, Any]:
         return trained(small(rate=6e-2, steps=24, branch=True), corpus())
 
 
+@pytest.mark.slow("takes many seconds")
 def test_branches_go_on_from_the_alarm_with_the_same_past_and_another_future(alarmed: dict[str, Any]):
     assert list(alarmed["branches"]) == list(BRANCHES)
     curve = alarmed["curve"]
@@ -191,6 +192,7 @@ def test_branches_go_on_from_the_alarm_with_the_same_past_and_another_future(ala
     assert max(alarmed["branches"][BRANCHES[1]]["curve"]["max_logits"][-3:]) < max(curve["max_logits"][-3:])
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_branch_leaves_the_unchanged_run_as_it_would_be_without(alarmed: dict[str, Any]):
     assert alarmed["curve"] == trained(small(rate=6e-2, steps=24), corpus())["curve"]
 
