@@ -260,15 +260,6 @@ def test_a_tensor_of_divergences_is_not_checked_and_one_far_below_0_shows():
     assert F.pac_bayes_bound(0.5, torch.tensor(-100.0), 10).isnan()
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 20, 100, 1000])
-def test_the_constant_of_the_bound_covers_every_number_of_rows(m: int):
-    """The proof needs E exp(m kl(L_hat, L)) <= 2 sqrt(m); the left side is largest for losses of 0 and 1."""
-    terms = [
-        mpmath.binomial(m, k) * (mpmath.mpf(k) / m) ** k * (1 - mpmath.mpf(k) / m) ** (m - k) for k in range(m + 1)
-    ]
-    assert sum(terms) <= 2 * mpmath.sqrt(m)
-
-
 # Mistakes
 
 

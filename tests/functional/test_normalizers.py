@@ -315,14 +315,6 @@ def test_weights_keep_the_order_of_scores_and_neither_shift_nor_hidden_keys_nor_
             torch.testing.assert_close(got, want, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@given(scores=rows())
-@pytest.mark.parametrize("function", [F.topk_softmax, F.threshold_softmax], ids=["topk", "threshold"])
-def test_softmax_is_what_is_left_when_nothing_is_cut(function: Callable[..., Tensor], scores: Tensor):
-    numbers = (0,) if function is F.threshold_softmax else (scores.shape[-1], scores.shape[-1] + 1, 10**9)
-    for number in numbers:
-        torch.testing.assert_close(function(scores, number), F.softmax(scores), rtol=1e-14, atol=0)
-
-
 # --- mistakes ---
 
 ANYTHING: Any = [1.0]

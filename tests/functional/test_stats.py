@@ -13,9 +13,9 @@ from torch import Tensor
 import attemper
 from attemper import InputError
 from attemper.call.result import BUCKETS, HISTOGRAM_BINS, CallFacts
-from attemper.statistics import NAMES, ONE_PASS, Column, state_columns
+from attemper.statistics import NAMES, Column, state_columns
 from attemper.types import AttentionStats
-from tests.support.calls import DTYPES, had, skip_without
+from tests.support.calls import DTYPES, had
 
 B, H, Q, K = 2, 3, 12, 12
 OWN: Any = {"spans": [(0, 2)], "causal_alignment": "bottom-right"}
@@ -187,12 +187,6 @@ def test_types_and_shapes_are_those_that_the_documentation_names(backend: str):
             assert stats[name].shape == ((B, 4, 7) if name == "key_mass" else (B, 4, 5)), name
 
 
-def test_key_mass_sums_to_the_number_of_valid_rows(backend: str):
-    skip_without(backend, "second_pass")
-    stats = measured(backend)
-    torch.testing.assert_close(stats.key_mass.sum(-1), stats.valid.sum(-1).float())
-
-
 def test_detach_leaves_values_and_takes_them_off_the_graph(backend: str):
     query = torch.randn(1, 2, 3, 4, requires_grad=True)
     stats = attemper.attention_statistics(query, query, backend=backend)
@@ -217,16 +211,6 @@ def test_the_representation_names_what_is_held():
     assert repr(measured(stats=("entropy",))) == "AttentionStats(lse, entropy, max_logit; rows [2, 3, 12])"
     sampled = repr(measured(stats=("entropy",), rows=4))
     assert sampled == "AttentionStats(lse, entropy, max_logit; rows [2, 3, 4], 4 of 12 rows, max_logit a lower bound)"
-
-
-def test_a_sink_changes_mass_alone(backend: str):
-    plain, sunk = measured(backend), measured(backend, sink_logits=torch.tensor([0.0, 3.0, -3.0]))
-    for name in ONE_PASS:
-        if name == "mass":
-            assert (sunk.mass[plain.valid] < 1).all()
-            assert (plain.mass[plain.valid] == 1).all()
-        else:
-            assert torch.equal(plain[name].nan_to_num(7.0), sunk[name].nan_to_num(7.0)), name
 
 
 MERGE_MISTAKES = {

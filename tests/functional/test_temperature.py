@@ -66,15 +66,6 @@ def test_without_a_bias_it_is_the_variance_over_temperature_and_never_negative(s
     torch.testing.assert_close(F.entropy_slope(scores, temperature, bias=torch.zeros_like(scores)), slope)
 
 
-def test_with_a_bias_entropy_can_fall_as_temperature_rises():
-    scores, bias = torch.tensor([0.0, 3, 3, 3]).double(), torch.tensor([6.0, 0, 0, 0]).double()
-    slope = F.entropy_slope(scores, 1.0, bias=bias).item()
-    assert slope < 0 < F.entropy_slope(scores, 1.0).item()
-    # s = [6, 3, 3, 3]: p = q, (1 - q)/3 ..., and Cov(s, x) = -q (1 - q) 3 * 3.
-    q = 1 / (1 + 3 * math.exp(-3))
-    assert slope == pytest.approx(-9 * q * (1 - q), rel=1e-14)
-
-
 @pytest.mark.parametrize("temperature", ["0.3", "1", "7"])
 def test_digits_of_a_sharp_row_are_those_of_30_digit_arithmetic(temperature: str):
     scores = [0.0, -40.0, -55.5, -60.0]
