@@ -21,6 +21,7 @@ from attemper.readings.part_file import merge_files
 from attemper.report.live import LiveServer, RunSource
 from attemper.report.run_page import run_page
 from attemper.report.run_table import table
+from attemper.store.fragment import Fragment
 from attemper.store.overview import overview
 from tests.support.runs import restless, written
 
@@ -139,6 +140,10 @@ FILES: dict[Callable[[Path], Path], Callable[[Path], Any]] = {
 
 def run(folder: Path, samples: int = 160) -> Path:
     written(folder, restless(samples, 3))
+    fragment = Fragment(folder / "fragment-0.sqlite")
+    fragment.keep_scalars([(step, {"loss": 2.0 - step / 1000, "lr": 0.5}) for step in range(600)])
+    fragment.keep_scalars([(500, {}), (501, {"loss": 9.0})])
+    fragment.close()
     return folder / "fragment-0.sqlite"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from attemper.errors import InputError
 from attemper.report.texts import Message, note
-from attemper.store import scalars, schema
+from attemper.store import scalars, schema, series
 from attemper.store.folder import open_stored
 from attemper.store.fragment import Fragment
 from attemper.store.ranks import Ranks
@@ -158,6 +158,22 @@ def test_a_damaged_row_is_told(tmp_path, change):
 def test_a_damaged_block_is_told(data):
     with pytest.raises(InputError, match="a block of its scalars"):
         unpack(data)
+
+
+def test_numbers_are_read_again_only_where_there_are_others(tmp_path, monkeypatch):
+    calls: list[int] = []
+    monkeypatch.setattr(series, "read", lambda ask: calls.append(1) or read(ask))
+    fragment = written(tmp_path / "fragment-0.sqlite", 10)
+    with open_stored(str(tmp_path), StoredRun) as run:
+        for _ in range(3):
+            assert len(run.history("loss")) == 10
+        assert len(calls) == 1
+        fragment.keep_scalars([(10, {"loss": 1.0})])
+        assert len(run.history("loss")) == 11
+        fragment.keep_scalars([(5, {})])
+        assert run.history("loss").steps.tolist() == [*range(6)]
+        assert len(calls) == 3
+    fragment.close()
 
 
 def test_a_number_of_several_ranks_is_that_of_the_first(tmp_path):

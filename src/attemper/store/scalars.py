@@ -187,14 +187,21 @@ def unpack(data: bytes) -> Series:
     return Series(steps, found["value"].astype(np.float32))
 
 
+def state(ask: Ask) -> tuple[int, ...]:
+    """What differs once there are other numbers: blocks are added, grow or are merged."""
+    ((version,),) = ask("PRAGMA user_version")
+    if version < SCALARS_VERSION:
+        return ()
+    return next(iter(ask("SELECT count(*), coalesce(max(id), 0), coalesce(sum(span), 0) FROM scalar")))
+
+
 def read(ask: Ask) -> dict[str, Series]:
     """Every name of a fragment and its numbers, as they count. Names are in the order in which they came.
 
     Raises:
         InputError: the file is damaged.
     """
-    ((version,),) = ask("PRAGMA user_version")
-    rows = get(ask, "scalar", "ORDER BY id") if version >= SCALARS_VERSION else []
+    rows = get(ask, "scalar", "ORDER BY id") if state(ask) else []
     parts: dict[str, list[Series]] = {name: [] for *_, name, _ in rows if name}
     stop, following, since = np.inf, None, np.inf
     for _, stretch, begins, _, name, numbers in reversed(rows):
@@ -209,10 +216,7 @@ def read(ask: Ask) -> dict[str, Series]:
 
 def thinned_until(ask: Ask) -> int | None:
     """Up to which step numbers were thinned; None where all are there."""
-    ((version,),) = ask("PRAGMA user_version")
-    if version < SCALARS_VERSION:
-        return None
-    rows = get(ask, "scalar", "WHERE span > ? ORDER BY id DESC LIMIT 1", (BLOCK,))
+    rows = get(ask, "scalar", "WHERE span > ? ORDER BY id DESC LIMIT 1", (BLOCK,)) if state(ask) else []
     return int(unpack(rows[0][-1]).steps[-1]) if rows else None
 
 

@@ -20,7 +20,7 @@ from attemper.store.chunk import REST, join_counts, unpack
 from attemper.store.compaction import CHUNK, MOMENT, Layout, Pair, layouts, moments
 from attemper.store.lock import is_held
 from attemper.store.place import UNNOTED, lost_beside
-from attemper.store.scalars import Series, read, thinned_until
+from attemper.store.scalars import Series, read, state, thinned_until
 from attemper.store.schema import DAMAGED, Tables, read_about
 
 Array = np.ndarray
@@ -100,6 +100,8 @@ class FragmentReader:
         self._hot_rows: list[Hot] = []
         self._held: dict[tuple[int, ...], Array] = {}
         """Layouts -> the samples that have one of them."""
+        self._scalars: tuple[tuple[int, ...], dict[str, Series]] | None = None
+        """Numbers of steps as they were read last, and the state of the file then."""
         self._first_rank: FragmentReader | None = None
 
     def follow(self, first_rank: FragmentReader) -> None:
@@ -174,7 +176,11 @@ class FragmentReader:
     @property
     def scalars(self) -> dict[str, Series]:
         """Numbers of steps that the loop gave, by name."""
-        return read(self._tables.rows)
+        with self._tables.snapshot():
+            now = state(self._tables.rows)
+            if self._scalars is None or self._scalars[0] != now:
+                self._scalars = now, read(self._tables.rows)
+        return self._scalars[1]
 
     @property
     def scalars_thinned_until(self) -> int | None:

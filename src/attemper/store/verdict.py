@@ -18,6 +18,7 @@ from attemper.readings.run_judge import RunJudge
 from attemper.store.checksum import put
 from attemper.store.compaction import CHUNK
 from attemper.store.ranks import Ranks, columns
+from attemper.store.scalars import Series
 from attemper.store.schema import Tables
 from attemper.store.series import FragmentReader, between
 from attemper.store.store import UNMEASURED
@@ -68,6 +69,9 @@ class Verdict:
         self._ranks, self._limits, self._stop = ranks, limits, stop
         self._judge: RunJudge | None = None
         self._seen: list[np.ndarray] = []
+        self._losses: Series | None = None
+        """What ``_loss`` has judged."""
+        self._loss: LossJudge | None = None
 
     def judge(self) -> Judge:
         """After all samples and all losses that are there.
@@ -77,11 +81,17 @@ class Verdict:
         """
         with self._ranks.snapshot():
             judge = self._judge_samples()
-            judge.loss = LossJudge(judge.limits)
-            judge.loss.expected = True
-            if (losses := self._ranks.scalars.get(LOSS)) is not None:
-                judge.loss.feed(*losses.between(None, self._stop))
+            judge.loss = self._judge_loss(judge.limits)
             return judge
+
+    def _judge_loss(self, limits: AlarmLimits) -> LossJudge:
+        losses = self._ranks.scalars.get(LOSS)
+        if self._loss is None or self._losses is not losses:
+            self._losses, self._loss = losses, LossJudge(limits)
+            self._loss.expected = True
+            if losses is not None:
+                self._loss.feed(*losses.between(None, self._stop))
+        return self._loss
 
     def _judge_samples(self) -> RunJudge:
         with self._ranks.snapshot():
