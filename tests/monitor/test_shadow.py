@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import random
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,12 +24,16 @@ Compile = Callable[[Any, str], Any]
 
 
 class Attention(nn.Module):
+    tap: str | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        if self.tap is not None:
+            attemper.tap(parts[0], parts[1], is_causal=True, name=self.tap)
         found = F.scaled_dot_product_attention(*parts, is_causal=True)
         return F.dropout(self.out(found.transpose(1, 2).contiguous().view(x.shape)), 0.1, self.training)
 
@@ -186,8 +194,149 @@ def test_a_compiled_training_is_the_same_to_the_last_bit_and_every_head_is_read(
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("way", [whole, in_place, blocks_in_place])
 @pytest.mark.slow("compiles for half a minute")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, by the compiler
 def test_a_hundred_steps_of_a_model_in_a_traced_graph_are_the_same(way: Compile, backend: str) -> None:
     alone, _ = train(way, backend=backend, watched=False, steps=100)
     beside, watch = train(way, backend=backend, watched=True, steps=100)
     assert beside == alone
     assert watch.sampled == 50
+
+
+@torch_warns
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "fullgraph", "dynamic"])
+@pytest.mark.slow("compiles for half a minute")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")
+def test_every_mode_of_inductor_trains_the_same(mode: str) -> None:
+    options: dict[str, Any] = {mode: True} if mode in ("fullgraph", "dynamic") else {"mode": mode}
+
+    def way(model: Any, _: str) -> Any:
+        return torch.compile(model, **options)
+
+    alone, _ = train(way, watched=False)
+    beside, watch = train(way, watched=True)
+    assert beside == alone
+    assert (watch.sampled, watch.failures, len(watch.table().sites)) == (2, 0, 2)
+
+
+def tapped(*names: str | None) -> GPT:
+    torch.manual_seed(0)
+    model = GPT().eval()
+    for block, name in zip(model.blocks, names, strict=True):
+        block.attention.tap = name  # type: ignore[union-attr]
+    return model
+
+
+def read(model: Any, **options: Any) -> dict[str, Tensor]:
+    ids, _ = next(batches(1))
+    with attemper.watch(model, **options) as watch, torch.no_grad():
+        for _ in range(2):
+            model(ids)
+            watch.step()
+        assert {site.heads[0].rows for site in watch.table().sites} == {3 * 12}
+        return entropies(watch)
+
+
+def test_a_tap_sees_its_attention_and_the_shadow_the_rest() -> None:
+    found = read(torch.compile(tapped("mine", None), backend="eager"))
+    assert found.keys() == {"mine", "blocks.1.attention"}
+
+
+def test_where_taps_see_all_nothing_runs_beside() -> None:
+    runs: list[int] = []
+    model = tapped("one", "two")
+    model.embedding.register_forward_hook(lambda *_: runs.append(1))
+    found = read(torch.compile(model, backend="eager"))
+    assert found.keys() == {"one", "two"}
+    assert len(runs) <= 3  # two passes, perhaps traced, and one beside the first
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow("compiles"))])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_shadow_pass_reads_what_taps_read(backend: str) -> None:
+    taps = read(torch.compile(tapped("one", "two"), backend=backend), observe="beside")
+    shadow = read(torch.compile(tapped(None, None), backend=backend))
+    for one, two in zip(taps.values(), shadow.values(), strict=True):
+        assert float((one - two).abs().max()) < 1e-6
+
+
+def characters() -> Tensor:
+    """The source of this Python's library as numbers of characters, as nanoGPT's ``prepare.py`` makes them."""
+    text = "".join(inspect.getsource(module) for module in (inspect, random, textwrap))
+    numbers = {character: number for number, character in enumerate(sorted(set(text)))}
+    return torch.tensor([numbers[character] % TOKENS for character in text])
+
+
+def nano(compiling: bool, *, watched: bool) -> tuple[list[float], Any]:
+    """The order of nanoGPT's ``train.py``: the model, an optimizer, the watch, ``torch.compile``, then a loop that
+    estimates losses in eval mode, accumulates over micro-batches under autocast, clips and steps.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(1337)
+    text = characters()
+
+    def batch() -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(text) - 12, (3,)).tolist()
+        rows = torch.stack([text[start : start + 13] for start in starts])
+        return rows[:, :-1], rows[:, 1:]
+
+    model: Any = GPT()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.95))
+    watch = attemper.watch(model, every=2) if watched else None
+    if compiling:
+        model = torch.compile(model, backend="eager")
+    losses = []
+    for iteration in range(4):
+        if iteration % 2 == 0:
+            model.eval()
+            with torch.no_grad():
+                losses += [model(*batch()).item() for _ in range(2)]
+            model.train()
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(*batch()) / 2
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        if watch is not None:
+            watch.step()
+    return losses, watch
+
+
+def test_the_order_of_nanogpts_train_script_sees_all_heads_and_trains_the_same() -> None:
+    alone, _ = nano(True, watched=False)
+    beside, watch = nano(True, watched=True)
+    assert beside == alone
+    assert (watch.sampled, watch.failures) == (2, 0)
+    found = {(site.name, site.mode): len(site.heads) for site in watch.table().sites}
+    assert found == {(f"blocks.{n}.attention", mode): HEADS for n in range(2) for mode in ("train", "eval")}
+    assert watch.table().sites[0].heads[0].rows == 2 * 3 * 12
+    watch.close()
+
+
+def test_nothing_is_left_on_the_model() -> None:
+    model = GPT()
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    watch = attemper.watch(model)
+    compiled: Any = torch.compile(model, backend="eager")
+    wrapper = {name for name in vars(compiled) if name != "_forward"}
+    compiled(next(batches(1))[0])
+    watch.close()
+    del model._is_torch_compile  # torch's own
+    for name, module in model.named_modules():
+        assert vars(module) == before[name]
+    assert {name for name in vars(compiled) if name != "_forward"} == wrapper
+    assert not compiled._forward_hooks
+    model.compile(backend="eager")
+    call = model._compiled_call_impl
+    attemper.watch(model).close()
+    assert model._compiled_call_impl is call
+
+
+def test_a_copy_of_a_watched_model_is_a_model_like_any_other() -> None:
+    model = GPT()
+    with attemper.watch(model) as watch:
+        copied = copy.deepcopy(model)
+        torch.compile(copied, backend="eager")(next(batches(1))[0])
+        assert watch.passes == 0

@@ -56,6 +56,8 @@ class Slotted:
 class Remembering(Base):
     """Changes whatever a forward can change."""
 
+    routed: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("routed", torch.zeros(2))
@@ -117,6 +119,8 @@ def test_a_graph_that_waits_for_its_backward_pass_keeps_its_buffers() -> None:
     """Two forwards, one backward: a write that autograd counts would make the first graph useless."""
 
     class Masked(Base):
+        mask: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mask", torch.rand(2, 5, 16))

@@ -102,7 +102,7 @@ class QKClip(Handle):
         """Whether what cannot be clipped was looked for."""
         self.steps = self.clipped = 0
         """Steps so far, and heads that were clipped in them."""
-        self._watch = watch(model, rows=rows, sites=self._wanted, limits=NO_ALARMS)
+        self._watch = watch(model, rows=rows, sites=self._wanted, observe="beside", limits=NO_ALARMS)
         self._watch.step()  # from now on steps are counted, so that all passes of one are read together
 
     def remove(self) -> None:

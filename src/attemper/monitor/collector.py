@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -352,6 +352,11 @@ class Collector:
             if seen.module in self._withdrawn and not seen.is_tap:
                 seen.number, seen.reason = replace(seen.number, site=seen.module), self._withdrawn[seen.module]
         return found
+
+    def note_taps(self, calls: Iterable[SeenCall]) -> set[str]:
+        """Learns in which modules the taps among these calls stand; the modules' names."""
+        self._places |= {seen.name: seen.module for seen in calls if seen.is_tap and seen.module is not None}
+        return {seen.module for seen in calls if seen.is_tap and seen.module is not None}
 
     def commit(self) -> None:
         """Adds the calls of a pass that went through."""

@@ -123,7 +123,7 @@ class Inert:
 class CompiledCall(Hook):
     """Stands where ``module.compile()`` keeps its compiled call, with the doors around it: inside they are traced."""
 
-    def __init__(self, module: nn.Module, before: Door, after: Door) -> None:
+    def __init__(self, module: nn.Module, before: Door, after: Door | None = None) -> None:
         super().__init__(module._compiled_call_impl)
         self._module, self._before, self._after = module, before, after
         module._compiled_call_impl = self
@@ -135,7 +135,8 @@ class CompiledCall(Hook):
         try:
             return self.function(*args, **kwargs)
         finally:
-            self._after(self._module)
+            if self._after is not None:
+                self._after(self._module)
 
     def remove(self) -> None:
         """Puts the compiled call back, unless somebody has compiled the module anew."""

@@ -77,12 +77,14 @@ class Shadow:
                 stack.enter_context(observing(collector))
                 stack.enter_context(reading(self.model))
                 run()
-            collector.calls = [seen for seen in collector.take_calls() if not seen.is_tap]
+            calls = collector.take_calls()
+            tapped = {*map(collector.name_of, taps), *collector.note_taps(calls)}
+            collector.calls = [seen for seen in calls if not seen.is_tap]
             self.only_taps = bool(taps) and not collector.calls
         except BaseException:
             collector.begin()
             raise
-        self._forwards = dict(context.forwards)
+        self._forwards = {one: n for one, n in context.forwards.items() if collector.name_of(one) not in tapped}
         context.reset()
 
     def shrink(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -561,7 +561,7 @@ class Watch(TapReceiver):
                 if part._compiled_call_impl is None:
                     self._open.callback(part.register_forward_pre_hook(Door(self._enter_part), with_kwargs=True).remove)
                 else:
-                    self._open.callback(CompiledCall(part, Door(self._enter_part), lambda *_: None).remove)
+                    self._open.callback(CompiledCall(part, Door(self._enter_part)).remove)
 
     @quietly
     def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
