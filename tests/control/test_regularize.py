@@ -49,6 +49,10 @@ PENALTIES: dict[str, tuple[Any, float, Terms]] = {
 }
 
 
+def small() -> ByteModel:
+    return ByteModel(ByteConfig(layers=1, width=8, heads=2))
+
+
 def llama() -> tuple[Any, dict[str, Any]]:
     model, batch = built("llama")
     ids = batch["input_ids"]
@@ -342,16 +346,8 @@ def test_memory_does_not_grow():
         (lambda: EntropyTarget(1.0, unit="bits"), "unit"),
         (lambda: EntropyTarget(lambda step, total: 1.0), "total_steps"),
         (lambda: attemper.regularize(nn.Linear(2, 2), EntropyBonus()), "no attention"),
-        (
-            lambda: attemper.regularize(ByteModel(ByteConfig(layers=1, width=8, heads=2)), _as_any("entropy")),
-            "EntropyTarget",
-        ),
-        (
-            lambda: attemper.regularize(
-                ByteModel(ByteConfig(layers=1, width=8, heads=2)), EntropyBonus(), observe="above"
-            ),
-            "observe",
-        ),
+        (lambda: attemper.regularize(small(), _as_any("entropy")), "EntropyTarget"),
+        (lambda: attemper.regularize(small(), EntropyBonus(), observe="above"), "observe"),
     ],
 )
 def test_mistakes_are_told(make: Callable[[], Any], message: str):
@@ -399,7 +395,7 @@ def test_trainer_takes_it_as_its_loss(accumulation: int, tmp_path: Any):
 
 
 def test_without_a_loss_to_be_had_it_says_so():
-    model = ByteModel(ByteConfig(layers=1, width=8, heads=2)).train()
+    model = small().train()
     penalty = attemper.regularize(model, EntropyBonus())
     with pytest.raises(InputError, match="found no loss"):
         penalty.compute_loss({"logits": model(torch.zeros(1, 4, dtype=torch.int64))}, None)

@@ -29,18 +29,6 @@ def rows(watch: attemper.types.Watch) -> list[tuple[int, float]]:
     return list(zip(found.steps.tolist(), found.values.tolist(), strict=True))
 
 
-def test_two_passes_before_the_first_step_are_one_step_as_they_are_in_every_other() -> None:
-    model = Stack().train()
-    with attemper.watch(model) as watch:
-        for _ in range(2):
-            model(LONG)
-            model(SHORT)
-            watch.step()
-            assert watch.table().tokens == 60
-    assert rows(watch) == [(0, 60), (1, 60)]
-    assert watch.sampled == 2
-
-
 @pytest.mark.parametrize("every", [1, 5])
 def test_the_first_step_has_every_pass_of_an_accumulated_gradient_and_no_jump_follows(every: int) -> None:
     model = Stack().train()

@@ -185,14 +185,6 @@ def test_an_attention_that_two_blocks_share_is_a_layer_for_each() -> None:
     assert float((entropies(scan) - by_call(model, x)).abs().max()) < 2e-6
 
 
-def test_accumulated_passes_add_to_the_same_sites() -> None:
-    model, parts = Looped(1).train(), [batch(), batch()]
-    scan = watched(model, *parts)
-    assert names(scan) == ["blocks.0", "blocks.0#2", "blocks.0#3"]
-    expected = torch.stack([by_call(model, x) for x in parts]).mean(0)
-    assert float((entropies(scan) - expected).abs().max()) < 2e-6
-
-
 def test_modes_may_run_another_number_of_times() -> None:
     model, x = Looped(1, 2), batch()
     with attemper.watch(model) as watch:

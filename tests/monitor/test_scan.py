@@ -102,14 +102,6 @@ def test_first_token_mass_of_a_left_padded_row_is_on_its_first_real_token(llama:
     torch.testing.assert_close(stats.first_token_mass[rows], expected[rows], rtol=0, atol=1e-6)
 
 
-def test_cross_and_self_attention_are_told_apart() -> None:
-    model = sharpened(TINY["t5"].build())
-    scan = attemper.scan(model, [inputs("encoder-decoder", "right")])
-    kinds = {site.name: site.kind for site in scan.sites}
-    assert all(kind == ("cross" if "EncDec" in name else "self") for name, kind in kinds.items())
-    assert sum(kind == "cross" for kind in kinds.values()) == 2
-
-
 def test_batches_may_be_dicts_tuples_lists_or_tensors(llama: Any) -> None:
     ids = torch.randint(3, 101, (2, 12))
     batches = ({"input_ids": ids}, (ids,), [ids], ids)

@@ -12,7 +12,7 @@ from torch.overrides import _get_current_function_mode  # pyright: ignore[report
 
 import attemper
 from attemper import InputError
-from tests.sites.own_models import Own, entropies
+from tests.sites.own_models import Own, Tapped, entropies
 
 tf = pytest.importorskip("transformers")
 
@@ -34,13 +34,6 @@ class Failing(Own):
             error, self.error = self.error, None
             raise error
         return result
-
-
-class Tapped(Own):
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.split(x)
-        attemper.tap(query, key, is_causal=True, name="blocks.0")
-        return value
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +91,7 @@ def test_a_model_that_calls_itself_is_one_pass() -> None:
 
 
 def test_the_tap_of_another_model_is_not_read() -> None:
-    model, teacher = Tapped(), Tapped()
+    model, teacher = Tapped("blocks.0"), Tapped("blocks.0")
     with attemper.watch(model) as watch:
         for _ in range(2):
             model(X)

@@ -212,27 +212,6 @@ def test_marked_axes_through_a_change_of_shape(
     assert axes_after_reshape(before, after, frozenset(marked)) == found
 
 
-class TwoSites(nn.Module):
-    """An attention that is read beside one that is not."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__()
-        self.one, self.other = Attention(NOT_SEEN[first][0]), Attention(SEEN[second])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.one(x).sum() + self.other(x).sum()
-
-
-def test_what_is_skipped_stands_beside_what_is_seen() -> None:
-    model, x = TwoSites("talking heads", "einsum"), torch.randn(2, 12, 32)
-    with attemper.watch(model) as watch:
-        model(x)
-    table = watch.table()
-    assert [site.name for site in table.sites] == ["other"]
-    assert [entry.name for entry in table.skipped] == ["one"]
-    torch.testing.assert_close(entropies(table), expected(model.other, x), rtol=0, atol=2e-6)
-
-
 class TwoSoftmaxes(nn.Module):
     """Attention in two softmaxes of one module, the first of which cannot be read."""
 

@@ -8,43 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
 from attemper.sites import tap, tap_buffers
-from tests.sites.own_models import Own, entropies
-
-
-class Tapped(Own):
-    """A model with a tap beside its attention."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.split(x)
-        attemper.tap(query, key, is_causal=True, name="first")
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Tapped()
-
-    def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.block, x, use_reentrant=False)
+from tests.sites.own_models import Checkpointed, Own, Tapped, entropies, is_close
 
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
     torch._dynamo.reset()
-
-
-def close(scan: attemper.Scan, expected: Tensor) -> bool:
-    found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
-    return bool((found - expected).abs().max() < 2e-5)
 
 
 def test_without_a_watch_a_tap_does_nothing() -> None:
@@ -78,7 +53,7 @@ def test_a_compiled_model_is_one_graph_on_sampled_and_other_steps(kind: type[nn.
     block = model.block if isinstance(model, Checkpointed) else model
     twin = Own()
     twin.load_state_dict(block.state_dict())
-    assert close(scan, entropies(twin, (x.detach(),))[0])
+    assert is_close(scan, entropies(twin, (x.detach(),))[0])
 
 
 def test_temperature_of_a_tap_divides_the_scores() -> None:
@@ -93,7 +68,7 @@ def test_temperature_of_a_tap_divides_the_scores() -> None:
         model = Model()
         with attemper.watch(model) as watch:
             model(temperature)
-        assert close(watch.table(), expected)
+        assert is_close(watch.table(), expected)
 
 
 def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:

@@ -12,17 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper import InputError
 from attemper.call.request import Options
 from attemper.sites import tap, tap_buffers
 from attemper.sites.observation import AttentionCall, operands_of
-from tests.sites.own_models import Own, entropies
+from tests.sites.own_models import Checkpointed, Own, Tapped, entropies, is_close
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("interpreted", "device")
@@ -56,38 +54,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     torch._dynamo.reset()
 
 
-class Tapped(Own):
-    """A model with a tap beside its attention."""
-
-    def __init__(self, name: str = "first") -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        del attention_mask
-        query, key, value = self.split(x)
-        attemper.tap(query, key, is_causal=True, name=self.name)
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Tapped()
-
-    def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.block, x, use_reentrant=False)
-
-
 def expected(model: nn.Module, x: Tensor) -> Tensor:
     twin = Own()
     twin.load_state_dict(model.state_dict())
     return entropies(twin, (x.detach(),))[0]
-
-
-def close(scan: attemper.Scan, want: Tensor) -> bool:
-    found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
-    return bool((found - want).abs().max() < 2e-5)
 
 
 def compiled(model: nn.Module, backend: Any = "eager") -> Any:
@@ -115,7 +85,7 @@ def test_a_compiled_model_is_one_graph_that_only_the_flag_rules(kind: type[nn.Mo
     assert [site.name for site in scan.sites] == ["first"]
     assert (scan.sites[0].heads[0].rows, scan.tokens, scan.backend) == (2 * 24, 2 * 24, "triton")
     assert (scan.sites[0].queries, scan.sites[0].keys) == (12, 12)
-    assert close(scan, expected(model.block if isinstance(model, Checkpointed) else model, x))
+    assert is_close(scan, expected(model.block if isinstance(model, Checkpointed) else model, x))
     with pytest.raises(InputError, match=r"row_statistics\('first'\): its rows were summed on the device"):
         scan.row_statistics("first")
 
@@ -161,7 +131,7 @@ def test_inductor_keeps_the_taps_and_the_buffer_stays_where_it_is(device: Device
         watch.step()
     assert next(iter(tap_buffers._buffers.values())).sums.data_ptr() == place
     assert device.launched == 2
-    assert close(watch.table(), expected(model, x))
+    assert is_close(watch.table(), expected(model, x))
 
 
 def captured(model: nn.Module, x: Tensor, device: Device) -> Callable[[], None]:
@@ -217,7 +187,7 @@ def test_a_graph_that_is_captured_by_hand_counts_on_sampled_steps_only(rows: int
     assert head.rows == 2 * 2 * (rows or 12)
     assert scan.tokens == 2 * 2 * 12
     if rows is None:
-        assert close(scan, expected(model, x))
+        assert is_close(scan, expected(model, x))
     else:
         assert scan.reading.sampled_rows == rows
 
@@ -256,7 +226,7 @@ def test_a_graph_that_was_captured_before_any_watch_is_seen_by_a_later_one(devic
     assert scan.sites[0].heads[0].rows == 48
     replay()
     assert watch.table().sites[0].heads[0].rows == 48
-    assert close(scan, expected(model, x))
+    assert is_close(scan, expected(model, x))
 
 
 def test_a_capture_that_nothing_prepared_is_told(device: Device) -> None:
@@ -311,7 +281,7 @@ def test_two_watched_models_whose_taps_have_one_name_are_not_mixed() -> None:
         runs[0](x + 1)
         one.step()
         scan = one.table()  # still of the step before
-    assert close(scan, expected(models[0], x))
+    assert is_close(scan, expected(models[0], x))
 
 
 def test_a_model_that_is_not_watched_adds_nothing_to_a_tap_of_the_same_name(device: Device) -> None:
@@ -327,7 +297,7 @@ def test_a_model_that_is_not_watched_adds_nothing_to_a_tap_of_the_same_name(devi
         scan = watch.table()
     assert device.launched == 0
     assert scan.sites[0].heads[0].rows == 24
-    assert close(scan, expected(model, x))
+    assert is_close(scan, expected(model, x))
 
 
 @pytest.mark.slow("takes many seconds")
@@ -341,7 +311,7 @@ def test_a_model_that_takes_the_place_of_another_has_its_own_rows(device: Device
             watch.step()
             scans.append(watch.table())
     assert [scan.sites[0].heads[0].rows for scan in scans] == [2 * 5, 2 * 12]
-    assert close(scans[1], expected(models[1], x))
+    assert is_close(scans[1], expected(models[1], x))
 
 
 @pytest.mark.slow("takes many seconds")
@@ -443,7 +413,7 @@ def test_float64_stays_with_the_tap_that_asks_python() -> None:
     scan = watch.table()
     assert not tap_buffers._buffers
     assert scan.backend == "blocked"
-    assert close(scan, expected(model, x))
+    assert is_close(scan, expected(model, x))
 
 
 def test_a_buffer_of_a_module_that_is_gone_is_nobodys() -> None:

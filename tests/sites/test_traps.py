@@ -141,18 +141,6 @@ def test_entropies_of_a_training_step_are_those_before_dropout() -> None:
     assert [head.entropy_nats for head in moving.heads] == [head.entropy_nats for head in still.heads]
 
 
-@pytest.mark.parametrize(("name", "sites"), [("vit", 2), ("t5", 6), ("whisper", 6)])
-def test_every_attention_of_a_model_has_a_name_of_its_own(name: str, sites: int) -> None:
-    pytest.importorskip("transformers")
-    from tests.monitor.tiny_models import TINY, inputs, sharpened
-
-    model = sharpened(TINY[name].build())
-    found = watched(model, **inputs(TINY[name].kind, None))
-    names = [site.name for site in found.sites]
-    assert len(set(names)) == len(names) == sites
-    assert set(names) <= {name for name, _ in model.named_modules()}
-
-
 def test_a_config_that_names_an_attention_of_the_hub_loads_nothing_during_a_scan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -43,7 +43,6 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "monitor/test_watch_caches.py::test_padding_that_cannot_be_told_makes_the_site_skipped",
     ),
     "layer_idx is missing or shared": (
-        "sites/test_traps.py::test_every_attention_of_a_model_has_a_name_of_its_own",
         "monitor/test_watch_models.py::test_every_module_that_returns_eager_weights_is_seen_under_its_own_name",
     ),
     "a config can name code": (
