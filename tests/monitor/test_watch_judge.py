@@ -18,8 +18,8 @@ from tests.sites.own_models import Own
 def test_the_defaults_of_a_watch_are_these() -> None:
     defaults = {name: p.default for name, p in inspect.signature(attemper.watch).parameters.items() if name != "model"}
     assert defaults == {
-        "every": 1, "rows": None, "stats": "all", "sites": None, "store": None, "observe": "beside", "backend": "auto",
-        "limits": None, "fewest_keys": 32, "on_alarm": None, "reduce": None,
+        "every": 1, "rows": None, "stats": "all", "sites": None, "store": None, "observe": "auto", "backend": "auto",
+        "limits": None, "fewest_keys": 32, "on_alarm": None, "reduce": None, "shadow_batch": None,
     }  # fmt: skip
 
 

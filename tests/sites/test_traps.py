@@ -246,7 +246,7 @@ def test_a_compiled_model_without_taps_says_so_and_is_not_compiled_anew() -> Non
     compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     before = compiled(x)
     only_taps = pytest.warns(UserWarning, match=r"nothing was measured in the first step\. .*only taps are seen inside")
-    with attemper.watch(compiled, every=2) as watch, only_taps as told:
+    with attemper.watch(compiled, every=2, observe="beside") as watch, only_taps as told:
         for _ in range(4):
             assert torch.equal(compiled(x), before)
             watch.step()
