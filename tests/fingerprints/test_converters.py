@@ -90,7 +90,7 @@ def test_noise_in_a_deep_layer_is_no_bias(precision: str, role: str):
         assert "correlation 0.99" in found.message or "correlation 1.00" in found.message
 
 
-@pytest.mark.quick("bfloat16-llama-one_head")
+@pytest.mark.quick("bfloat16-llama-one head")
 @pytest.mark.parametrize(("name", "variant"), [("llama", "one head"), ("gpt2", "of the call"), ("bert", "of the call")])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_factor_the_other_way_round_is_the_inverse(precision: str, name: str, variant: str):
