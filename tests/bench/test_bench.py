@@ -213,6 +213,7 @@ def test_the_rates_of_all_threads_add_up(monkeypatch: pytest.MonkeyPatch):
     assert peak_flops(1, bursts=2, clock=lambda: float(next(ticks))) == 10.0 * 20_000
 
 
+@pytest.mark.slow("measures in a process of its own")
 def test_extra_memory_of_eager_size_is_seen():
     # The reference holds float64 n x n tensors: 8 n^2 bytes each, beside which nothing else counts.
     extra = peak_extra_bytes(Shape.of("1,2,512,16"), backend="reference")

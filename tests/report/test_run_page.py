@@ -81,6 +81,7 @@ def spiking(many: int) -> Iterator[Sample]:
         yield Sample(step, one.time, one.sites, one.quantities, numbers.astype(np.float32))
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_spike_of_one_step_stays_visible_in_few_columns(tmp_path: Path) -> None:
     written(tmp_path / "run", spiking(1500))
     with attemper.open(tmp_path / "run") as run:

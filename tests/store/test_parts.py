@@ -230,6 +230,7 @@ def test_numbers_of_every_step_are_published_and_put_together_again(where):
         for step in steps:
             run.take(sample(step))
         run.flush(10)
+        assert run._parts is not None
         run._parts.publish()
         run.keep_scalars([(steps[-1] + 1, {}), (steps[-1] + 1, {"loss": 9.0})])
         run.close()
