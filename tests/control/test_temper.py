@@ -34,6 +34,10 @@ def small(**options: Any) -> ByteModel:
     return ByteModel(ByteConfig(layers=2, width=32, heads=2, **options)).eval()
 
 
+def registered() -> tuple[Any, dict[str, Any]]:
+    return built("llama")
+
+
 def entropies(scan: Any) -> torch.Tensor:
     """Of the heads of the first site."""
     return torch.tensor([head.entropy_nats for head in scan.sites[0].heads])
@@ -96,7 +100,7 @@ def test_a_temperature_per_head_is_query_weights_divided_by_it(name: str):
 def test_every_implementation_of_the_registry(implementation: str):
     import attemper.integrations.transformers
 
-    model, batch = built("llama")
+    model, batch = registered()
     with attemper.temper(model, temperature=2.0):
         expected = output(model, batch)
         model.set_attn_implementation(implementation)
@@ -161,7 +165,7 @@ def _gradients(model: nn.Module, run: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["fixed", "learned", "conditional", "length", "product"])
 @pytest.mark.quick("learned-reentrant", "conditional-checkpointing")
 def test_each_kind_under_checkpointing_and_compile(kind: str, way: str):
-    model, batch = built("llama")
+    model, batch = registered()
     size = model.config.hidden_size
     temperature = {
         "fixed": FixedTemperature(1.5),
@@ -184,7 +188,7 @@ def test_each_kind_under_checkpointing_and_compile(kind: str, way: str):
     else:
         checkpointed(model, way == "reentrant")
     found = _gradients(model, lambda: run(**batch, use_cache=False)[0])
-    near = {"rtol": 1e-4, "atol": 1e-6} if way == "compile" else {}
+    near: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6} if way == "compile" else {}
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}", **near)
 
