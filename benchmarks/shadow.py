@@ -18,6 +18,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -50,7 +51,7 @@ class MiniLM(nn.Module):
         from transformers import BertConfig, BertModel
 
         super().__init__()
-        sizes: dict[str, int] = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
+        sizes: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
         self.net = BertModel(BertConfig(num_attention_heads=12, **sizes))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -80,7 +81,7 @@ def training(model: nn.Module, called: Callable[..., Any], ids: torch.Tensor) ->
 def check(model: nn.Module, compiled: Any, ids: torch.Tensor, layers: int) -> dict[str, float]:
     """What is equal, or an AssertionError. Largest difference from the uncompiled model, in nats."""
     kept = {name: value.clone() for name, value in model.state_dict().items()}
-    left = []
+    left, graphs = [], 0
     for watched in (False, True):
         model.load_state_dict(kept)
         torch.manual_seed(1)
@@ -164,7 +165,7 @@ def main() -> None:
         torch.set_num_threads(1)
     clock = time.process_time if options.cpu_time else time.perf_counter
     row: dict[str, Any] = {
-        "machine": machine(),
+        "machine": asdict(machine()),
         "clock": "process time" if options.cpu_time else "wall",
         "backend": options.backend,
         "rows": ROWS,

@@ -284,7 +284,7 @@ def nano(compiling: bool, *, watched: bool) -> tuple[list[float], Any]:
     watch = attemper.watch(model, every=2) if watched else None
     if compiling:
         model = torch.compile(model, backend="eager")
-    losses = []
+    losses, loss = [], torch.zeros(())
     for iteration in range(4):
         if iteration % 2 == 0:
             model.eval()
