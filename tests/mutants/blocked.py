@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant("backward: multiplier not summed over rows it serves", GRADIENTS, "+= sum_to(gradient, grads.multiplier.shape)", "= sum_to(gradient, grads.multiplier.shape)"),
     Mutant("backward: bias not summed over rows it serves", GRADIENTS, "grads.mask[place] += sum_to(grid, grads.mask.shape)", "grads.mask[place] = sum_to(grid, grads.mask.shape)"),
     Mutant("backward: variance without its linear term", BACKWARD, "(2 * v - a)", "(-a)"),
-    Mutant("backward: variance without its constant", BACKWARD, "for column in (Column.VARIANCE, ", "for column in ("),
+    Mutant("backward: variance without its constant", BACKWARD, "for column in (Column.VARIANCE, *WEIGHED)", "for column in WEIGHED"),
     Mutant("backward: entropy centred on the maximum", BACKWARD, "x = d.add_(rows.state[Column.MEAN_DEPTH])", "x = d"),
     Mutant("backward: nothing falls on the maximum", BACKWARD, "gradient.scatter_add_(-1,", "gradient.clone().scatter_add_(-1,"),
     Mutant("backward: ties go to the last key", BACKWARD, "torch.where(top > best,", "torch.where(top >= best,"),
