@@ -1,8 +1,14 @@
-"""The names that Python gives to what compiled kernels read and leave are theirs, in their order."""
+"""The names that Python gives to what compiled kernels read and leave are theirs, in their order.
+
+A statistic that the kernels do not know is computed beside them and changes nothing of what they give.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +99,61 @@ def test_sums_have_the_numbers_of_the_triton_source():
 
 def test_a_state_for_the_sums_is_that_of_all_statistics_of_one_pass():
     assert state_columns(ONE_PASS) == SUMMED
+
+
+ADD_A_ROW = """
+import importlib.util
+import sys
+from pathlib import Path
+
+ROW = '''    Statistic(
+        "perplexity", "e^H", "1 to n", softmax=(Column.MEAN_DEPTH,), rowwise=(Column.ENTROPY,),
+        shown=Display("perplexity", "Perplexity", "keys", "Keys that would have this entropy with equal weights."),
+    ),
+'''
+BEFORE = '''    Statistic(
+        "normalized_entropy"'''
+spec = importlib.util.find_spec("attemper.statistics")
+module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+source = Path(spec.origin).read_text("utf-8")
+assert source.count(BEFORE) == 1
+exec(compile(source.replace(BEFORE, ROW + BEFORE), spec.origin, "exec"), module.__dict__)
+"""
+COMPARE = """
+from types import SimpleNamespace as Some
+
+import torch
+
+import attemper
+from attemper.backends.sums import SUMMED
+from attemper.call.formulas import FORMULAS
+from attemper.call.call_sums import BACKEND, accumulates
+from attemper.monitor.head_sums import SiteSums
+
+FORMULAS["perplexity"] = lambda row: row["entropy"].exp()
+torch.manual_seed(0)
+query, key, value = torch.randn(3, 1, 2, 9, 8)
+found = []
+for backend in ("native", "reference"):
+    stats = attemper.attention(query, key, value, stats="all", is_causal=True, backend=backend).stats
+    site = SiteSums("site", "self", "eval", 2)
+    site.add(stats, 9, 9)
+    found.append((stats, site._sums))
+(one, its_sums), (two, other_sums) = found
+assert "perplexity" in one.names
+for name in one.names:
+    torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
+torch.testing.assert_close(its_sums, other_sums, rtol=1e-4, atol=1e-5)
+problem = Some(rowwise=False, positions=None, backend=BACKEND, columns=SUMMED)
+held = tuple(name for name in one.names if name != "perplexity")
+assert accumulates(Some(problem=problem, names=held))
+assert not accumulates(Some(problem=problem, names=one.names))
+"""
+
+
+@pytest.mark.slow("takes many seconds")
+@pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
+def test_a_new_statistic_of_one_pass_leaves_the_others_what_they_are():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "-c", ADD_A_ROW + COMPARE], capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
