@@ -141,13 +141,17 @@ def test_the_temperature_of_most_information_is_not_that_of_the_lowest_loss(expe
     table = experiment("information").table(
         "the temperature that maximises information, and the one that minimises the loss"
     )
-    points, rates, losses = (table.column(name) for name in ("T", "mean mutual information", "loss"))
+    points, rates, losses = (
+        [float(str(cell)) for cell in table.column(name)] for name in ("T", "mean mutual information", "loss")
+    )
     most, least = points[rates.index(max(rates))], points[losses.index(min(losses))]
     assert (most, least) == (0.25, 1.2)
     assert "Of those tried, information is largest at T = 0.25, the lowest tried" in table.see
     assert "lowest at T = 1.2, 0.0121 +- 0.0102 less than at T = 1 (paired over windows)" in table.see
     assert "At T = 0.25 the loss is 0.2359 +- 0.0487 more than there" in table.see
-    spread, divergence = (table.column(name) for name in ("mean entropy", "mean KL to uniform"))
+    spread, divergence = (
+        [float(str(cell)) for cell in table.column(name)] for name in ("mean entropy", "mean KL to uniform")
+    )
     assert [a + b for a, b in zip(spread, divergence, strict=True)] == pytest.approx([math.log(128)] * len(points))
 
 
