@@ -23,7 +23,7 @@ from attemper.monitor.checked_model import device_of
 from attemper.monitor.collector import Collector
 from attemper.sites import package_functions
 from attemper.sites import transformers as registry
-from attemper.sites.names import COMPILED, SCRIPTED, compiled_parts, names_of
+from attemper.sites.names import COMPILED, ORIGINAL, SCRIPTED, compiled_parts, names_of
 from attemper.sites.observation import observing, present
 from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
@@ -279,7 +279,7 @@ def _is_known(kind: type[nn.Module]) -> bool:
     while known and function is not None:
         # A decorator copies the name of the module that a function is from, but not its globals.
         code = getattr(function, "__globals__", {}).get("__name__", "")
-        known = code.startswith((*_PARTS, _NO_GRAD)) and not hasattr(function, "_torchdynamo_orig_callable")
+        known = code.startswith((*_PARTS, _NO_GRAD)) and not hasattr(function, ORIGINAL)
         function = getattr(function, "__wrapped__", None)
     return known
 

@@ -24,7 +24,7 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.sites import transformers as registry
 from attemper.sites.act import without_listeners
-from attemper.sites.names import Wrapper, is_compiled, unwrap
+from attemper.sites.names import ORIGINAL, Wrapper, is_compiled, unwrap
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
@@ -32,8 +32,6 @@ from attemper.text import count
 
 Run = Callable[[], Any]
 Taps = list[nn.Module]
-_ORIGINAL = "_torchdynamo_orig_callable"
-"""Where torch.compile keeps the function that it was given."""
 
 
 def original_of(model: nn.Module) -> nn.Module:
@@ -188,7 +186,7 @@ def eager(model: nn.Module) -> Iterator[None]:
                 _set(stack, fields, "_compiled_call_impl", None)
             if isinstance(module, compiler.OptimizedModule):
                 _set(stack, fields, "forward", module._orig_mod)
-            elif (function := getattr(module.forward, _ORIGINAL, None)) is not None:
+            elif (function := getattr(module.forward, ORIGINAL, None)) is not None:
                 bound = function if isinstance(function, MethodType) else MethodType(function, module)
                 _set(stack, fields, "forward", bound)
         if _names_compiled(model):
@@ -211,7 +209,7 @@ def _names_compiled(model: nn.Module) -> bool:
     files = [sys.modules[name] for name in {kind.__module__ for kind in own} if name in sys.modules]
     # What dynamo has made of other functions lies there, too, under names like these.
     named = ((name, value) for place in (*own, *files) for name, value in list(vars(place).items()))
-    return any(_ORIGINAL in getattr(value, "__dict__", ()) for name, value in named if not name.startswith("__"))
+    return any(ORIGINAL in getattr(value, "__dict__", ()) for name, value in named if not name.startswith("__"))
 
 
 def compiled_modules(model: nn.Module) -> list[nn.Module]:

@@ -23,6 +23,8 @@ SiteNames = tuple[str, ...] | None
 
 COMPILED = "it is compiled by torch.compile: only taps (attemper.tap) are seen inside"
 SCRIPTED = "it is TorchScript, into which nothing can look: measure the module that it was made of"
+ORIGINAL = "_torchdynamo_orig_callable"
+"""Where torch.compile keeps the function that it was given."""
 _ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Where torch.compile, FSDP's first version and the wrappers of activations keep the module they wrap."""
 
@@ -124,7 +126,7 @@ def is_compiled(module: nn.Module) -> bool:
     if compiler is None:
         return False
     whole = isinstance(module, compiler.OptimizedModule) or module._compiled_call_impl is not None
-    return whole or hasattr(module.forward, "_torchdynamo_orig_callable")
+    return whole or hasattr(module.forward, ORIGINAL)
 
 
 def is_script(module: nn.Module) -> bool:

@@ -333,9 +333,6 @@ def _identity(path: Path | None) -> tuple[int, int] | None:
     return found and (found.st_dev, found.st_ino)
 
 
-"""Of the table ``site``, in the order of ``SiteLabel``."""
-
-
 @dataclass(frozen=True)
 class _Names:
     """What the numbers in a fragment's layouts stand for."""
