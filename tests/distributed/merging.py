@@ -402,7 +402,7 @@ def callbacks(every_rank: bool) -> Any:
     wrapped, rows, found = DistributedDataParallel(model()), [], {}
     callback = Callback(every=EVERY, rows=None) if every_rank or rank == 0 else None
     if callback is not None:
-        with mock.patch.object(training, "MEET_SECONDS", 2.0):
+        with mock.patch("attemper.distributed.data_parallel.MEET_SECONDS", 2.0):
             callback.begin(wrapped.module, main=rank == 0)
     for step in range(4):
         wrapped(part(step, ranks, rank)).square().mean().backward()

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper.monitor import watch as watch_module
+from attemper.distributed import data_parallel
 from attemper.sites.observation import current
 from tests.support.ranks import run_cases
 
@@ -237,7 +237,7 @@ def shadowed(build: Callable[[], Any]) -> Any:
 
 def fsdp_watched_by_some(every: int, watching: bool) -> Any:
     """What is told where a model that gathers its weights is not watched alike by all ranks."""
-    watch_module.MEET_SECONDS = 3.0
+    data_parallel.MEET_SECONDS = 3.0
     wrapped = fsdp(with_blocks_compiled(model()))
     watch = attemper.watch(wrapped, every=every) if watching else None
     wrapped(shard()).square().mean().backward()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+MEET_SECONDS = 60.0
+"""So long a rank waits for the others, which may just be building their model."""
 POLL_SECONDS = 0.02
-_meetings = [0]
-"""How often the ranks have met."""
+_meetings = Counter[str]()
+"""How often this rank has come to meet the others, by topic."""
 _OTHER = re.compile(r"^(tp|tensor|pp|pipe.*|stage|cp|context|sp|seq.*|ep|expert.*)\d*$")
 """Parts of names of mesh dimensions along which ranks hold other heads, layers, tokens or experts."""
 _DATA = re.compile(r"^(dp|ddp|data|fsdp|hsdp|replicate|shard|batch)\d*$")
@@ -42,23 +45,19 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def are_here(seconds: float) -> bool:
-    """Whether all ranks call this within so many seconds."""
-    _meetings[0] += 1
-    return say_the_same(str(_meetings[0]), "", seconds)
-
-
-def say_the_same(topic: str, word: str, seconds: float) -> bool:
-    """Whether all ranks call this within so many seconds, for one topic, with one word. No collective, so no rank waits
-    for one that never comes: all get the same answer, through the store in which the ranks have found each other.
+def say_the_same(topic: str, word: str = "") -> bool:
+    """Whether all ranks call this within ``MEET_SECONDS``, for one topic, as often, with one word. No collective, so no
+    rank waits for one that never comes: all get the same answer, through the store in which the ranks have found each
+    other.
     """
+    _meetings[topic] += 1
     store: Any = dist.distributed_c10d._get_default_store()
-    said, here, decided = (f"attemper/{name}/{topic}" for name in ("said", "here", "decided"))
+    said, here, decided = (f"attemper/{name}/{topic}/{_meetings[topic]}" for name in ("said", "here", "decided"))
     store.set(f"{said}/{dist.get_rank()}", f"'{word}'")
     if store.add(here, 1) == (world := dist.get_world_size()):
         words = {bytes(store.get(f"{said}/{rank}")) for rank in range(world)}
         store.compare_set(decided, "", "yes" if len(words) == 1 else "no")
-    until = time.monotonic() + seconds
+    until = time.monotonic() + MEET_SECONDS
     while not store.check([decided]):
         if time.monotonic() > until:
             store.compare_set(decided, "", "no")

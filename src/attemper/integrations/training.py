@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.checks import whole_number
-from attemper.distributed.data_parallel import are_here, check_reduce, is_distributed
+from attemper.distributed.data_parallel import check_reduce, is_distributed, say_the_same
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.trackers import Trackers
@@ -31,9 +31,6 @@ from attemper.store.store import Store
 from attemper.text import clean
 
 logger = logging.getLogger("attemper")
-
-MEET_SECONDS = 60.0
-"""So long the default waits at the beginning for the callbacks of other ranks, which just have built their model."""
 
 FOLDER = "attemper"
 """Of the history, in the folder of a training."""
@@ -225,7 +222,7 @@ class Monitor:
         """Starts the watch, merged with those of other ranks if there are any and nothing speaks against it."""
         if self._reduce is not DEFAULT or not is_distributed():
             self._start(None if self._reduce is DEFAULT else self._reduce)
-        elif not are_here(MEET_SECONDS):
+        elif not say_the_same("callbacks"):
             self._watch_alone("Not all ranks have the callback.")
         else:
             try:

@@ -64,10 +64,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("attemper")
 
-MEET_SECONDS = 60.0
-"""So long ranks wait for one another before the first shadow pass of a sharded model."""
-_meetings = [0]
-"""How often they have."""
 UNHELD = (
     "attemper: a watch of %s has ended before a pass: nobody holds it any more. Keep it as long as it is to measure: "
     "watch = attemper.watch(...)."
@@ -593,9 +589,8 @@ class Watch(TapReceiver):
             ObstacleError: not all of them will run the same passes.
         """
         if self._agreed is None:
-            _meetings[0] += 1
             word = f"every={self.every}, step {self._schedule.place}"
-            self._agreed = not is_sharded(self.model) or say_the_same(f"shadow/{_meetings[0]}", word, MEET_SECONDS)
+            self._agreed = not is_sharded(self.model) or say_the_same("shadow passes", word)
         if not self._agreed:
             raise ObstacleError(
                 "its forward gathers weights of other ranks, and not all ranks watch it on the same steps: open the "
