@@ -148,7 +148,8 @@ def test_a_fault_in_any_function_of_ours_stops_no_training_and_changes_no_bit(
     before = build()
     plain, kept = run(before, None), hooks(before)
     assert len(codes) > 250
-    doors = [code for code in codes if code.co_filename.endswith(("hooks.py", "watch.py", "observation.py"))]
+    files = ("hooks.py", "watch.py", "passes.py", "sampled_steps.py", "observation.py")
+    doors = [code for code in codes if code.co_filename.endswith(files)]
     ways = [
         code for code in codes if code.co_filename.endswith(("sites/transformers.py", "sites/tap.py", "sites/act.py"))
     ]

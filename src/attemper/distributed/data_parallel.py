@@ -47,8 +47,7 @@ def is_distributed() -> bool:
 
 def say_the_same(topic: str, word: str = "") -> bool:
     """Whether all ranks call this within ``MEET_SECONDS``, for one topic, as often, with one word. No collective, so no
-    rank waits for one that never comes: all get the same answer, through the store in which the ranks have found each
-    other.
+    rank waits for one that never comes: all get one answer, through the store in which they have found each other.
     """
     _meetings[topic] += 1
     store: Any = dist.distributed_c10d._get_default_store()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class MergedRecorder(Recorder):
     """Takes the samples of a watch, each merged with those of the other ranks of ``reduction``."""
 
+    merges = True
+
     def __init__(
         self,
         collector: Collector,

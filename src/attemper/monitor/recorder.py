@@ -74,6 +74,9 @@ class _Underway:
 class Recorder:
     """Takes the samples of a watch as they end."""
 
+    merges = False
+    """Whether samples of several ranks become one, when a step ends."""
+
     def __init__(
         self,
         collector: Collector,

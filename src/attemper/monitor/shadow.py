@@ -125,6 +125,74 @@ class Shadow:
             raise ObstacleError(f"its forward changes the parameter {changed}")
 
 
+class ShadowPasses:
+    """Those of a watch: of its model or, where that must not run twice, of each compiled part."""
+
+    def __init__(self, model: nn.Module, collector: Collector, most: int | None) -> None:
+        """
+        Args:
+            most: how many sequences of a batch run; None for all.
+        """
+        self._model, self._collector, self._most = model, collector, most
+        self._whole, self._parts = Shadow(model, collector, most), dict[nn.Module, Shadow]()
+        self._agreed: bool | None = None
+        self.read_by: Shadow | None = None
+        """What has read the pass that runs beside itself."""
+
+    @property
+    def only_taps(self) -> bool:
+        """Whether taps see all that a shadow pass of the model has seen."""
+        return self._whole.only_taps
+
+    def new_parts(self) -> list[nn.Module]:
+        """The outermost compiled parts that are not known yet; ``read`` takes them from now on."""
+        found = [part for part in compiled_modules(self._model) if part not in self._parts]
+        self._parts |= {part: Shadow(part, self._collector, self._most) for part in found}
+        return found
+
+    def read(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        begin: Callable[[], None],
+        shared: Callable[[], bool],
+    ) -> None:
+        """Reads a pass of the model, or of this part of it, before it runs; see ``Shadow.read``.
+
+        Args:
+            shared: whether all ranks that the pass waits for run it, too; asked before the first one.
+
+        Raises:
+            ObstacleError: the pass could not be taken back, or not all ranks run it.
+            MemoryError: there was too little; the next one runs fewer sequences.
+        """
+        if self._agreed is None:
+            self._agreed = shared()
+        if not self._agreed:
+            raise ObstacleError(
+                "its forward gathers weights of other ranks, and not all ranks watch it on the same steps: open the "
+                "watch on every rank, with the same every= and step()"
+            )
+        shadow, spent = self._parts.get(module, self._whole), None
+        try:
+            shadow.read(args, kwargs, begin)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            spent = f"a shadow pass ran out of memory; {shadow.shrink(args, kwargs)}"
+        if spent is not None:  # outside: the error holds what the pass had made
+            free_memory(self._model)
+            raise MemoryError(spent)
+        self.read_by, self._collector.shadowed = shadow, not shadow.only_taps
+
+    def end(self, *, commit: bool) -> None:
+        """Ends the pass that was read; it counts if the one beside it went through."""
+        shadow, self.read_by = self.read_by, None
+        assert shadow is not None
+        (shadow.commit if commit else self._collector.begin)()
+
+
 def first_sequences(arguments: Any, most: int | None) -> Any:
     """Arguments with the first ``most`` sequences of every tensor that has as many as the first of them."""
     batch = _batch_of(arguments)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch import Tensor, nn
@@ -23,37 +20,23 @@ from attemper.distributed.data_parallel import is_sharded, say_the_same
 from attemper.distributed.merged_recorder import MergedRecorder
 from attemper.distributed.reduction import reduction_of
 from attemper.errors import InputError
-from attemper.monitor.checked_model import NOT_RUN, check_model, device_of, provenance, unseen_normalizers, why_not_all
-from attemper.monitor.collector import Collector
-from attemper.monitor.first_passes import LATE_STEP, MOST_PASSES, FirstPasses
+from attemper.monitor.checked_model import check_model, device_of, provenance, unseen_normalizers
+from attemper.monitor.first_passes import LATE_STEP
 from attemper.monitor.hooks import (
-    CompiledCall,
-    Door,
-    WrapperCall,
     call_of,
-    is_running,
     note,
     quietly,
-    weakly,
 )
-from attemper.monitor.model_state import ObstacleError
-from attemper.monitor.options import NO_ALARMS, Schedule, WatchOptions
-from attemper.monitor.recorder import UNSEEN, Recorder, about
-from attemper.monitor.shadow import Shadow, compiled_modules, free_memory, is_out_of_memory, wrappers_of
+from attemper.monitor.options import WatchOptions
+from attemper.monitor.passes import Passes
+from attemper.monitor.recorder import Recorder
 from attemper.monitor.snapshot import SampleReadings
-from attemper.monitor.tap_receiver import TapReceiver
-from attemper.readings.labels import JOINED
 from attemper.readings.limits import AlarmLimits
-from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading, Skipped
+from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading
 from attemper.results.scan import Scan
 from attemper.sites import tap, tap_buffers
-from attemper.sites import transformers as registry
-from attemper.sites.names import COMPILED, Wrapper, class_name, compiled_parts, is_compiled, names_of, unwrap
-from attemper.sites.observation import in_shadow, observing
-from attemper.sites.padding import CallContext, enter_compiled, tracking
-from attemper.sites.ways import reading
 from attemper.store.store import Store
-from attemper.text import clean, count, date_of
+from attemper.text import count, date_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -143,7 +126,7 @@ def watch(
     return Watch(**locals())
 
 
-class Watch(TapReceiver):
+class Watch(Passes):
     """A running watch; see :func:`watch`. A context manager; ``close`` ends it, once, whatever happens."""
 
     def __init__(self, model: nn.Module, *, start: int | None = None, **given: Any) -> None:
@@ -155,116 +138,17 @@ class Watch(TapReceiver):
         self._open, self._closed = ExitStack(), False
         options = WatchOptions(**given)
         check_model("watch", model)
-        self.model, self.every, self.rows = model, options.every, options.rows
         device = device_of(model)
         check_backend(options.backend, None if device is None else device.type)
-        self.title = class_name(unwrap(model))
-        self._failures = 0
-        self.passes = self.steps = self.sampled = 0
-        self._due, self._first = False, None
-        """Whether a sample has ended that is not recorded yet."""
-        self._stepping, self._fresh = options.reduce is not None, False
-        self._told = options.limits is NO_ALARMS
-        """Whether it was told what the first step does not show. Nobody asked a watch that another part keeps."""
-        self._date: float | None = None
-        """When the latest sample began; None where only taps in compiled code were seen."""
-        self._tapped = False
-        """Whether taps may have run on their device in this step."""
-        self._context = CallContext()
-        self._collector = Collector(model, self._context, options.scope, quiet=weakly(self.note_failure))
-        self._reduction = reduction_of(model, options.reduce, options.fewest_keys)
-        kept, ranks = (self._collector, options, about(model, options), start), self._reduction
-        self._recorder = Recorder(*kept) if ranks is None else MergedRecorder(*kept, ranks)
-        self._schedule = Schedule(options.every, self._recorder.first_step, self._recorder.last_step, start)
-        self._sampled_number = self._schedule.number
-        """Of the step that was sampled last."""
-        self._first = FirstPasses(self._collector, self._recorder, self._sampled_number)
-        self._pass: ExitStack | None = None
-        self._raising: BaseException | None = None
-        self._call: FrameType | None = None
-        self._inside = False
-        self._nested = 0
-        """Calls of the model inside its own forward."""
-        self._wrappers: list[nn.Module] = []
-        """What torch.compile has made of the model, where it is called in its place."""
-        self._compiled, self._always = any(map(is_compiled, model.modules())), options.observe == "shadow"
-        self._parts: dict[nn.Module, Shadow] = {}
-        """The compiled parts of a model of which only a method is called: each runs beside itself."""
-        self._most = options.shadow_batch
-        whole_step = isinstance(model, Wrapper) and is_compiled(unwrap(model))  # compiled, and nothing to run beside it
-        shadows = options.observe in ("auto", "shadow") and not whole_step
-        self._shadow = Shadow(model, self._collector, self._most) if shadows else None
-        self._agreed: bool | None = None
-        """Whether all ranks that a shadow pass waits for run it, too."""
-        self._shadowed: Shadow | None = None
-        """What has read the pass that runs beside itself."""
-        unseen = compiled_parts(names_of(model))
-        shown = () if self._shadow is None else (COMPILED,)
-        self._collector.refuse({name: why for name, why in unseen.items() if why not in shown})
+        ranks = reduction_of(model, options.reduce, options.fewest_keys)
+        recorder = Recorder if ranks is None else partial(MergedRecorder, reduction=ranks)
+        super().__init__(model, options, start, recorder)
         self._recorder.at_end(self._hand_over, self.close)
         self._attach()
-
-    def _attach(self) -> None:
-        """Hooks on the model itself only: what a sampled pass needs is put in place when it begins. They hold no watch:
-        one that nobody else holds ends.
-        """
-        tap.remember(self.model)
-        self._doors = self._open.enter_context(ExitStack())
-        self._open_doors(self.model, self._doors)
-        if self._shadow is not None:
-            self._open.callback(WrapperCall(self.model, self._learn_of).remove)
-        self._find_compiled()
         for taps in (tap, tap_buffers):
             taps.subscribe(self)
         # The first step is sampled, whatever decides on those that follow.
         tap_buffers.raise_flag(self, self._start())
-
-    def _open_doors(self, module: nn.Module, stack: ExitStack) -> None:
-        before = module.register_forward_pre_hook(Door(self._enter), with_kwargs=True)
-        after = module.register_forward_hook(Door(self._leave), always_call=True)
-        stack.callback(before.remove)
-        stack.callback(after.remove)
-
-    def _find_compiled(self) -> bool:
-        """Whether the model is compiled, and called, in a way that this has not known: it watches such calls, too."""
-        if self._shadow is None:
-            return False
-        known = {*self._wrappers, *self.model.modules()}
-        found = [wrapper for wrapper in wrappers_of(self.model) if wrapper not in known]
-        for wrapper in found:
-            self._add_wrapper(wrapper)
-        call = self.model._compiled_call_impl
-        if call is None or isinstance(call, CompiledCall):
-            return bool(found)
-        self._doors.close()  # in there they would be traced
-        self._open.callback(CompiledCall(self.model, Door(self._enter), Door(self._leave)).remove)
-        self._compiled = True
-        return True
-
-    def _add_wrapper(self, wrapper: nn.Module) -> None:
-        self._wrappers.append(wrapper)
-        self._compiled = True
-        self._open_doors(wrapper, self._open)
-
-    @quietly
-    def _learn_of(self, wrapper: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A compiled wrapper that was made of the model since is being called."""
-        if wrapper in self._wrappers:
-            return
-        self._add_wrapper(wrapper)
-        # Its doors open with the next call: torch has looked for hooks already.
-        fields, leave = vars(wrapper), Door(self._leave)
-        forward = fields["_forward"]
-
-        def once(*given: Any, **named: Any) -> Any:
-            fields["_forward"] = forward
-            try:
-                return forward(*given, **named)
-            finally:
-                leave(wrapper)
-
-        fields["_forward"] = once
-        self._enter(wrapper, args, kwargs)
 
     def __enter__(self) -> Watch:
         return self
@@ -359,41 +243,9 @@ class Watch(TapReceiver):
         except Exception as error:  # whatever it is, it must not end somebody's training run
             note(self, error)
 
-    def _tell(self, *, due: bool, stored: bool = False) -> None:
-        """Says once what the first sampled step does not show (``due``: also if that is all), and that a run goes
-        on without numbers of the loop. ``stored``: only of a run that outlives the process.
-        """
-        if stored and not self._recorder.is_stored:
-            return
-        for said in (self._unseen(due), quietly(lambda _: self._recorder.note_no_numbers(self._schedule))(self)):
-            if said is not None:
-                warnings.warn(f"attemper: {said}", stacklevel=3)
-
-    @quietly
-    def _unseen(self, due: bool) -> str | None:
-        seen = self._collector.seen_sites
-        if self._told or not (seen or due):
-            return None
-        self._told = True
-        skipped = self._recorder.unread(seen)
-        if not seen:
-            why = self._why_nothing(self._collector.skips(seen))
-            self._recorder.note_unmeasured(why, "train" if self.model.training else "eval")
-            return f"nothing was measured in the first step. {why}"
-        # Which modules hold the taps of a compiled model is not known. What calls are one site was measured.
-        hidden = UNSEEN if self._sees_taps_alone else None
-        skipped = {name: why for name, why in skipped.items() if why != hidden and not name.endswith(JOINED)}
-        return why_not_all(self.model, skipped) if skipped else None
-
-    def _why_nothing(self, skipped: tuple[Skipped, ...]) -> str:
-        ran = self.passes if self._compiled or self._always else 0
-        if self.sampled or self._tapped or ran or (self._sees_taps_alone and self.steps):
-            return self._collector.why_nothing(skipped, compiled=self._sees_taps_alone)
-        return NOT_RUN
-
-    @property
-    def _sees_taps_alone(self) -> bool:
-        return self._compiled and (self._shadow is None or self._shadow.only_taps)
+    def _is_shared(self) -> bool:
+        word = f"every={self.every}, step {self._schedule.place}"
+        return not is_sharded(self.model) or say_the_same("shadow passes", word)
 
     @quietly
     def _end_step(self, step: int | None) -> None:
@@ -415,48 +267,6 @@ class Watch(TapReceiver):
         self._record()
 
     @quietly
-    def end_pass(self) -> None:
-        """Tells that no forward pass is running: needed only between the passes of one step of a model that is called
-        inside a compiled wrapper, where no hook of ours can see them begin.
-        """
-        if self._pass is None:
-            self._context.reset()
-
-    def _drop_interrupted(self) -> None:
-        """Ends a pass that was interrupted where no hook runs (KeyboardInterrupt): what it staged is not read."""
-        if (self._pass is not None or self._shadowed) and not is_running(self._call):
-            self._end_shadow(commit=False)
-            self._end_pass(commit=False)
-
-    @property
-    def measures(self) -> bool:
-        """Whether a pass of the model is being measured, which sees taps itself."""
-        return self._pass is not None or in_shadow.get() is not None
-
-    def _begin_step(self, ended: int) -> None:
-        """Begins a step, or a pass where passes are the steps: what comes is another sample than that of ``ended``."""
-        if self._tapped and not self._fresh:
-            self.sampled += not self._holding or self._schedule.sampled
-        if self._tapped or self._fresh:
-            self._sampled_number, self._due = ended, True
-        self._switch_taps()
-        self._tapped = self._fresh = False
-        self._collector.period += 1
-
-    def begin_sample(self) -> None:
-        """Begins a new sample, unless one has begun in this step."""
-        if not self._fresh:
-            if self._due:
-                self._record()
-            self._collector.commit()
-            self._collector.forget()
-            # By the place in the run, so that a run that was resumed samples the rows that it would have sampled.
-            self._collector.generator.manual_seed(self._schedule.place)
-            self._fresh, self._date = True, time.time()
-            self.sampled += not self._holding or self._schedule.sampling
-            self._sampled_number = self._schedule.number
-
-    @quietly
     def end_sample(self) -> None:
         """Ends the sample that has begun, if any, between two steps: it is of the step that ended last."""
         self._drop_interrupted()
@@ -465,226 +275,6 @@ class Watch(TapReceiver):
         self._begin_step(self._schedule.number - 1)
         self._add_due(kept=True)
         self._recorder.settle()
-
-    @quietly
-    def _record(self) -> None:
-        """Takes the sample that has ended. A pass is taken when the next one begins: both may be of one step."""
-        self._add_due(kept=self._keeps)
-        self._recorder.settle()
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether what has ended is kept: what ranks merge is kept by ``step``, on all of them."""
-        return self._schedule.kept and self._reduction is None
-
-    def _add_due(self, *, kept: bool) -> None:
-        """A signal that ends the process in between adds it once more, which changes nothing."""
-        first = self._first
-        try:
-            if first is not None and self._due and (self._holding or first):
-                first.hold(self._sampled_number, self._collector.period - 1, self._schedule)
-            if first is not None and self._holding:
-                self._sampled_number = first.shown
-            elif first:
-                first.join()
-                self._due, self.sampled = True, 1
-            if self._due and kept and not self._holding:
-                self._recorder.add(self._sampled_number)
-        finally:
-            self._due = False
-            self._first = first if self._holding else None
-
-    @quietly
-    def _keep_passes(self) -> None:
-        """Makes passes the steps: no step has come in time."""
-        if self._first is not None:
-            self._first.give()
-            self._first = None
-            self._recorder.settle()
-
-    @quietly
-    def _hand_over(self, until: float) -> None:
-        """Before the process ends: keeps what has ended and is not recorded, until ``until`` (monotonic)."""
-        self._add_due(kept=self._keeps)
-        if self._first is not None:
-            self._first.give()
-        self._recorder.hand_over(until)
-
-    @quietly
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # nn.DataParallel runs copies of the model that share its hooks, each in a thread of its own.
-        if tap.in_backward() or not (module is self.model or module in self._wrappers):
-            return
-        # What is captured into a CUDA graph is not a pass: taps inside are seen when it is replayed.
-        if tap_buffers.is_capturing():
-            self._inside = True
-            return
-        self._drop_interrupted()
-        if self._pass is not None or self._shadowed:
-            self._nested += 1
-            return
-        if self._due:
-            self._record()
-        if self._holding and self.passes >= MOST_PASSES:
-            self._keep_passes()
-            self._tell(due=True)
-        self._inside, self._raising = True, sys.exc_info()[1]
-        if module is not self.model:
-            self._doors.close()  # no compiler is to find them
-        if tap_buffers.is_raised(self) != self.sampling:
-            self._switch_taps()
-        if self.sampling and self._shadow is not None:
-            self._compiled = self._compiled or any(map(is_compiled, self.model.modules()))
-            if self._compiled or self._always:
-                self._run_shadow(module, args, kwargs)
-        if self._compiled or (self.sampling and not self._always):
-            self._begin_pass(args, kwargs)
-
-    @quietly
-    def _run_shadow(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Reads the pass that begins beside itself, before it runs."""
-        assert self._shadow is not None
-        if isinstance(self.model, Wrapper):  # it runs somebody's step, which has to run once
-            self._open_parts()
-        elif not self._shadow.only_taps:
-            self._read_beside(self._shadow, module, args, kwargs)
-
-    def _open_parts(self) -> None:
-        """Puts a door before each outermost compiled part that has none."""
-        for part in compiled_modules(self.model):
-            if part not in self._parts:
-                self._parts[part] = Shadow(part, self._collector, self._most)
-                if part._compiled_call_impl is None:
-                    self._open.callback(part.register_forward_pre_hook(Door(self._enter_part), with_kwargs=True).remove)
-                else:
-                    self._open.callback(CompiledCall(part, Door(self._enter_part)).remove)
-
-    @quietly
-    def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A compiled part of what runs is called."""
-        if self.sampling and self._inside and not (self._shadowed or tap.in_backward()):
-            self._read_beside(self._parts[part], part, args, kwargs)
-            self._end_shadow(commit=True)
-
-    def _read_beside(self, shadow: Shadow, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        spent = None
-        try:
-            self._agree()
-            shadow.read(args, kwargs, self.begin_sample)
-            self._shadowed, self._call, self._collector.shadowed = shadow, call_of(module), not shadow.only_taps
-        except ObstacleError as error:
-            self._leave_out(str(error))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            spent = f"a shadow pass ran out of memory; {shadow.shrink(args, kwargs)}"
-        if spent is not None:  # outside: the error holds what the pass had made
-            free_memory(self.model)
-            self.note_failure(self.title, MemoryError(spent))
-
-    def _agree(self) -> None:
-        """Before the first shadow pass of a model whose forward waits for other ranks.
-
-        Raises:
-            ObstacleError: not all of them will run the same passes.
-        """
-        if self._agreed is None:
-            word = f"every={self.every}, step {self._schedule.place}"
-            self._agreed = not is_sharded(self.model) or say_the_same("shadow passes", word)
-        if not self._agreed:
-            raise ObstacleError(
-                "its forward gathers weights of other ranks, and not all ranks watch it on the same steps: open the "
-                "watch on every rank, with the same every= and step()"
-            )
-
-    def _leave_out(self, reason: str) -> None:
-        """Tells once why a sample has no shadow pass."""
-        reason = f"it cannot run a second time beside itself: {reason}"
-        if reason not in self._collector.refused:
-            self._collector.refuse({"": reason})
-            if self._told:
-                warnings.warn(clean(f"attemper: {self.title} was left out of a sample: {reason}."), stacklevel=2)
-
-    def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Puts in place what a sampled pass needs; taken away again if any of it fails."""
-        if self._compiled:
-            # No hook inside a compiled model tells masks, or counts the calls of a pass.
-            enter_compiled(self._context, unwrap(self.model), args, kwargs)
-            tokens = self._context.tokens.own
-            if tokens is not None and self.sampling and tap_buffers.has_graphs(tokens.device):
-                self._collector.tapped.note_padding(tokens, self._collector.period)
-            return
-        self.begin_sample()
-        self._collector.begin()
-        with ExitStack() as stack:
-            models = registry.pretrained_models(self.model)
-            if self._collector.replace:
-                self._collector.refuse(registry.outside_registry(self.model))
-            # A wrapper's own arguments have no names: the masks of the model inside it count.
-            own = models or [unwrap(self.model)]
-            stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))
-            stack.enter_context(observing(self._collector))
-            stack.enter_context(reading(self.model))
-            self._collector.shadowed = False
-            self._call = call_of(self.model)
-            self._pass = stack.pop_all()
-
-    @quietly
-    def _leave(self, module: nn.Module, *_: Any) -> None:
-        if module is not self.model and module not in self._wrappers:
-            return
-        if tap_buffers.is_capturing():
-            self._inside = False
-            return
-        if self._nested:
-            self._nested -= 1
-            return
-        if module is not self.model and self.model._compiled_call_impl is None:
-            self._open_doors(self.model, self._doors)
-        ended = self._pass is not None
-        raised = sys.exc_info()[1]
-        went_through = raised is None or raised is self._raising
-        self._end_shadow(commit=went_through)
-        self._end_pass(commit=went_through)
-        if self._collector.calls and went_through:  # of taps in a compiled model
-            self._collector.commit()
-        if self._inside or not tap.in_backward():
-            self._inside = False
-            tap_buffers.deliver()
-            self.passes += 1
-            if not self._stepping:
-                self._begin_step(self._schedule.end(None))
-            if self._holding:
-                self._add_due(kept=False)
-        if self._compiled and not ended:
-            self._context.reset()
-
-    def _end_shadow(self, *, commit: bool) -> None:
-        if (shadow := self._shadowed) is not None:
-            self._shadowed, self._call, self._nested = None, None, 0
-            (shadow.commit if commit else self._collector.begin)()
-
-    def _end_pass(self, *, commit: bool) -> None:
-        if self._pass is None:
-            return
-        stack, self._pass, self._call, self._nested = self._pass, None, None, 0
-        try:
-            stack.close()
-            (self._collector.commit if commit else self._collector.begin)()
-        finally:
-            self._collector.context.reset()
-
-    @property
-    def failures(self) -> int:
-        """How often something of ours failed: calls that could not be measured, and samples that the store lost."""
-        return self._failures + self._recorder.dropped
-
-    def note_failure(self, where: str, error: Exception) -> None:
-        """Counts a failure of ours; the first one is told, none reaches the training step."""
-        self._failures += 1
-        self._collector.skipped[where] = str(error)
-        if self._failures == 1:
-            warnings.warn(clean(f"attemper: {where} could not be measured: {error}. Training goes on."), stacklevel=2)
 
     def table(self) -> Scan:
         """The latest sample, as a table: ``.sites``, ``.skipped``, ``.alarms``, ``.to_json()``, ``.to_pandas()``.
