@@ -21,7 +21,7 @@ def visible_keys(query: Tensor, keys: int, mask: Tensor | None, causal: bool, of
     places = torch.arange(query.shape[2], device=query.device) + offset
     if mask is None and not causal:
         return torch.full((1, 1, query.shape[2]), keys, device=query.device)
-    return _count(mask, keys, None, (places + 1).clamp(0, keys) if causal else None)
+    return visible_between(mask, keys, None, (places + 1).clamp(0, keys)[None] if causal else None)
 
 
 def structured_visible_keys(problem: Problem) -> Tensor:
@@ -42,34 +42,42 @@ def structured_visible_keys(problem: Problem) -> Tensor:
     if problem.left >= UNBOUNDED and problem.right >= UNBOUNDED and not problem.packed:
         if mask is None:
             return torch.full((1, 1, queries), keys, device=device)
-        return _count(mask, keys, None, None)
+        return visible_between(mask, keys, None, None)
     end = torch.as_tensor(length, device=device).expand(queries)
     zero = torch.zeros_like(end)
     low = (places - problem.left).clamp(zero, end) if problem.left < UNBOUNDED else zero
     high = (places + problem.right + 1).clamp(zero, end) if problem.right < UNBOUNDED else end
-    return _count(mask, keys, low, torch.maximum(low, high))
+    low = low.expand(queries)[None]
+    return visible_between(mask, keys, low, torch.maximum(low, high))
 
 
-def _count(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | None) -> Tensor:
-    """Visible keys of the mask from ``low`` up to before ``high`` [Q]; None for the first and the last."""
+def visible_between(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """[B, H, Q], each dimension full or 1: keys that a mask shows from ``low`` up to before ``high``, [B|1, Q]; None
+    for the first and the last. Without a mask all of them; there is a ``high`` then.
+    """
     if mask is None:
         assert high is not None
-        return (high if low is None else high - low)[None, None]
+        return (high if low is None else high - low)[:, None]
     mask = mask[(None,) * (4 - mask.dim())]
     mask = mask.expand(*mask.shape[:3], keys)
     if high is None:
         return torch.cat([_visible(part).sum(-1) for part in mask.split(_ROWS, 2)], 2)
     if mask.shape[2] == 1:
         counts = torch.nn.functional.pad(_visible(mask)[:, :, 0].cumsum(-1), (1, 0))
-        return counts[..., high] if low is None else counts[..., high] - counts[..., low]
+        counts = counts.expand(max(len(counts), len(high)), *counts.shape[1:])
+        ends = (
+            end[:, None].expand(*counts.shape[:2], end.shape[1]) for end in ((high,) if low is None else (high, low))
+        )
+        last, *first = (counts.gather(2, end) for end in ends)
+        return last - first[0] if first else last
     # Row by row there is no n x n tensor of counts, only blocks of marks.
     places = torch.arange(keys, device=mask.device)
     found = []
     for start in range(0, max(mask.shape[2], 1), _ROWS):
         rows = slice(start, start + _ROWS)
-        band = places < high[rows, None]
+        band = places < high[:, None, rows, None]
         if low is not None:
-            band &= places >= low[rows, None]
+            band &= places >= low[:, None, rows, None]
         found.append((_visible(mask[:, :, rows]) & band).sum(-1))
     return torch.cat(found, 2)
 

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper.sites.declared import documents_of_call, follows_rule
 from attemper.sites.names import is_script, own_class
 
 CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
@@ -62,6 +63,10 @@ class Tokens:
     """Token ids [B, tokens] among the arguments, by name; empty where the sequence is that of the module around; None
     where it is something else (pixels, frames).
     """
+    documents: Tensor | None = None
+    """[B|1, tokens] int: the documents that the arguments declare; None where they declare none."""
+    ruled: bool = False
+    """Whether layers' rules and padding say all: no other mask and no kinds of tokens are among the arguments."""
 
     def of_queries(self, queries: int, keys: int, *, cross: bool) -> Tensor | None:
         """[B, queries] bool: which queries are real; None where the mask does not say.
@@ -193,7 +198,9 @@ class CallContext:
         for padding in map(arguments.get, _PADDING.get(own_class(module), ())):
             own = ~hides(padding) if isinstance(padding, Tensor) and _token_mask(padding) is not None else own
         past = _past((kwargs.get("cache"), *args, *kwargs.values()))
-        self.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=_token_ids(module, arguments)))
+        documents = documents_of_call(arguments, None if unclear else own)
+        ids, ruled = _token_ids(module, arguments), follows_rule(arguments)
+        self.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=ids, documents=documents, ruled=ruled))
 
     def leave_model(self, *_: Any) -> None:
         """After it."""

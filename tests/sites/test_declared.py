@@ -1,0 +1,111 @@
+"""What models declare of the keys that rows should see."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from attemper.backends.contract import UNBOUNDED
+from attemper.call.expected import Rule, expected_keys
+from attemper.sites.declared import documents_of_call, rule_of_call, rule_of_module
+from attemper.sites.padding import Tokens
+
+
+class Layer(nn.Module):
+    """A layer as transformers names its attributes."""
+
+    __module__ = "transformers.models.own.modeling_own"
+
+    def __init__(self, causal: object = True, layer_idx: int = 0, **config: object) -> None:
+        super().__init__()
+        self.is_causal, self.layer_idx = causal, layer_idx
+        self.config = SimpleNamespace(**config)
+
+
+def told(rule: Rule | None) -> tuple[object, ...] | None:
+    return None if rule is None else (rule.causal, rule.left, rule.right, rule.chunk)
+
+
+@pytest.mark.parametrize(
+    ("layer", "rule"),
+    [
+        (Layer(), (True, UNBOUNDED, UNBOUNDED, None)),
+        (Layer(False), (False, UNBOUNDED, UNBOUNDED, None)),
+        (Layer(None), None),
+        (Layer(sliding_window=8), (True, 7, UNBOUNDED, None)),
+        (Layer(sliding_window=8, use_sliding_window=False), (True, UNBOUNDED, UNBOUNDED, None)),
+        (Layer(False, sliding_window=8), (False, 8, 8, None)),
+        (Layer(layer_types=["full_attention"], sliding_window=8), (True, UNBOUNDED, UNBOUNDED, None)),
+        (Layer(layer_types=["sliding_attention"], sliding_window=8), (True, 7, UNBOUNDED, None)),
+        (Layer(layer_types=["chunked_attention"], attention_chunk_size=4), (True, UNBOUNDED, UNBOUNDED, 4)),
+        (Layer(layer_types=["chunked_attention"]), None),
+        (Layer(layer_types=["of_another_kind"], sliding_window=8), None),
+    ],
+)
+def test_layers_of_transformers_declare_their_rule(layer: Layer, rule: tuple[object, ...] | None):
+    assert told(rule_of_module(layer)) == rule
+
+
+def test_no_other_module_declares_a_rule():
+    module = nn.Identity()
+    module.is_causal = True
+    assert rule_of_module(module) is None
+
+
+def test_a_layer_that_chooses_its_keys_declares_no_rule():
+    layer = Layer()
+    layer.indexer = nn.Identity()
+    assert rule_of_module(layer) is None
+
+
+IDS = torch.zeros(1, 5, dtype=torch.int64)
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1]])
+ONES = torch.ones(1, 5, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "documents"),
+    [
+        ({}, None),
+        ({"attention_mask": ONES}, None),
+        ({"attention_mask": torch.tensor([[1, 1, 2, 2, 0]])}, [[0, 0, 1, 1, 1]]),
+        ({"position_ids": POSITIONS}, [[0, 0, 0, 1, 1]]),
+        ({"position_ids": POSITIONS, "attention_mask": ONES}, [[0, 0, 0, 1, 1]]),
+        ({"position_ids": torch.arange(5)[None]}, None),
+        ({"position_ids": POSITIONS.expand(3, 1, 5)}, None),
+        ({"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)}, [[0, 0, 1, 1, 1]]),
+    ],
+)
+def test_arguments_declare_documents(arguments: dict[str, torch.Tensor], documents: list[list[int]] | None):
+    given = {"input_ids": IDS, **arguments}
+    mask = arguments.get("attention_mask")
+    found = documents_of_call(given, None if mask is None else mask.bool())
+    assert (None if found is None else found.tolist()) == documents
+
+
+def declared(**known: object) -> Tokens:
+    return Tokens(**({"own": None, "encoder": None, "ids": {}, "ruled": True} | known))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "queries", "keys", "rows"),
+    [
+        (declared(), "self", 4, 4, [[1, 2, 3, 4]]),
+        (declared(own=torch.tensor([[0, 1, 1, 1]]).bool()), "self", 4, 4, [[0, 1, 2, 3]]),
+        (declared(documents=torch.tensor([[0, 0, 1, 1]])), "self", 4, 4, [[1, 2, 1, 2]]),
+        (declared(past=3), "self", 1, 4, [[4]]),
+        (declared(encoder=torch.tensor([[1, 1, 0]]).bool()), "cross", 2, 3, [[2, 2]]),
+        (declared(), "cross", 2, 3, None),
+        (declared(), "self", 1, 4, None),
+        (declared(past=torch.tensor(3)), "self", 1, 4, None),
+        (declared(ruled=False), "self", 4, 4, None),
+        (declared(ids=None), "self", 4, 4, None),
+        (declared(own=torch.ones(1, 6).bool()), "self", 4, 4, None),
+    ],
+)
+def test_a_call_says_what_its_rows_should_see(tokens: Tokens, kind: str, queries: int, keys: int, rows: object):
+    rule = rule_of_call(Rule(causal=True), kind, tokens, 1, queries, keys)
+    assert (None if rule is None else expected_keys(rule, queries, keys).tolist()) == rows
