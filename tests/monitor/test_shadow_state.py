@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -287,6 +288,31 @@ def test_a_pass_that_does_not_go_through_is_not_read() -> None:
         with torch.no_grad():
             model(torch.ones(2, 5, 16))
         assert watch.table().sites[0].heads[0].rows == 2 * 5
+
+
+@pytest.mark.parametrize("observe", ["beside", "shadow"])
+@pytest.mark.parametrize("first", [True, False], ids=["in the first of its runs", "in the training's own"])
+def test_a_watch_that_is_closed_in_the_middle_of_a_pass_reads_and_holds_nothing_of_it(
+    observe: str, first: bool
+) -> None:
+    class Closing(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.attend(x)
+            if first or torch.is_grad_enabled():
+                watch.close()
+            if torch.is_grad_enabled():
+                with pytest.raises(InputError, match="saw no attention"):
+                    watch.table()
+            return out
+
+    model, x = Closing(), torch.ones(2, 5, 16)
+    watch = attemper.watch(model, observe=observe)
+    model(x)
+    held = weakref.ref(x)
+    del x
+    assert held() is None
+    with pytest.raises(InputError, match="saw no attention"):
+        watch.table()
 
 
 def test_another_threads_compiled_calls_stay_compiled_meanwhile() -> None:

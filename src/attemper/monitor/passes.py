@@ -36,6 +36,7 @@ class Passes(SampledSteps):
 
     _open: ExitStack
     """What is undone when the watch ends."""
+    _closed: bool
 
     def __init__(self, model: nn.Module, options: WatchOptions, *given: Any) -> None:
         super().__init__(model, options, *given)
@@ -125,7 +126,7 @@ class Passes(SampledSteps):
             self._inside = True
             return
         self._drop_interrupted()
-        if self._pass is not None or self._beside_itself:
+        if self._reads:
             self._nested += 1
             return
         if self._due:
@@ -163,15 +164,17 @@ class Passes(SampledSteps):
     @quietly
     def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A compiled part of what runs is called."""
-        if self.sampling and self._inside and not (self._beside_itself or tap.in_backward()):
+        if self.sampling and self._inside and not (self._reads or tap.in_backward()):
             self._read_beside(part, args, kwargs)
-            self._end_shadow(commit=True)
+            self._end_pass(commit=True)
 
     def _read_beside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self._shadows is not None
         try:
             self._shadows.read(module, args, kwargs, self.begin_sample, self._is_shared)
             self._call = call_of(module)
+            if self._closed:  # by the model's own code
+                self._end_pass(commit=False)
         except ObstacleError as error:
             self._leave_out(str(error))
 
@@ -180,9 +183,9 @@ class Passes(SampledSteps):
         raise NotImplementedError
 
     @property
-    def _beside_itself(self) -> bool:
-        """Whether the pass that runs was read beside itself."""
-        return self._shadows is not None and self._shadows.read_by is not None
+    def _reads(self) -> bool:
+        """Whether the pass that runs is read, or was beside itself."""
+        return self._pass is not None or (self._shadows is not None and self._shadows.read_by is not None)
 
     def _leave_out(self, reason: str) -> None:
         """Tells once why a sample has no shadow pass."""
@@ -231,7 +234,6 @@ class Passes(SampledSteps):
         ended = self._pass is not None
         raised = sys.exc_info()[1]
         went_through = raised is None or raised is self._raising
-        self._end_shadow(commit=went_through)
         self._end_pass(commit=went_through)
         if self._collector.calls and went_through:  # of taps in a compiled model
             self._collector.commit()
@@ -246,15 +248,15 @@ class Passes(SampledSteps):
         if self._compiled and not ended:
             self._context.reset()
 
-    def _end_shadow(self, *, commit: bool) -> None:
-        if self._shadows is not None and self._beside_itself:
-            self._call, self._nested = None, 0
-            self._shadows.end(commit=commit)
-
     def _end_pass(self, *, commit: bool) -> None:
-        if self._pass is None:
+        """Ends the pass that is read, as it runs or beside itself; without ``commit`` what it staged is forgotten."""
+        if not self._reads:
             return
         stack, self._pass, self._call, self._nested = self._pass, None, None, 0
+        if self._shadows is not None:
+            self._shadows.end(commit=commit)
+        if stack is None:
+            return
         try:
             stack.close()
             (self._collector.commit if commit else self._collector.begin)()
@@ -271,8 +273,7 @@ class Passes(SampledSteps):
 
     def _drop_interrupted(self) -> None:
         """Ends a pass that was interrupted where no hook runs (KeyboardInterrupt): what it staged is not read."""
-        if (self._pass is not None or self._beside_itself) and not is_running(self._call):
-            self._end_shadow(commit=False)
+        if self._reads and not is_running(self._call):
             self._end_pass(commit=False)
 
     @property

@@ -187,10 +187,10 @@ class ShadowPasses:
         self.read_by, self._collector.shadowed = shadow, not shadow.only_taps
 
     def end(self, *, commit: bool) -> None:
-        """Ends the pass that was read; it counts if the one beside it went through."""
+        """Ends the pass that was read, if one was; it counts if the one beside it went through."""
         shadow, self.read_by = self.read_by, None
-        assert shadow is not None
-        (shadow.commit if commit else self._collector.begin)()
+        if shadow is not None:
+            (shadow.commit if commit else self._collector.begin)()
 
 
 def first_sequences(arguments: Any, most: int | None) -> Any:

@@ -162,7 +162,7 @@ class Watch(Passes):
         self._closed = True
         warned: Warning | None = None
         for part in (
-            partial(Watch._end_pass, self, commit=False),
+            partial(self._end_pass, commit=False),
             self._open.close,
             partial(tap.unsubscribe, self),
             partial(tap_buffers.unsubscribe, self),
