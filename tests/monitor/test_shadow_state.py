@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 import attemper
 from attemper.errors import InputError
+from attemper.monitor.shadow import wrappers_of
 from tests.support.shadow_models import torch_warns
 
 
@@ -459,3 +460,11 @@ def test_the_history_says_which_samples_are_of_shadow_passes(tmp_path: Any) -> N
     assert run(1) == (shadow,)
     model._compiled_call_impl = None
     assert run(1) == (shadow, "from step 5 on the training's own passes were read")
+
+
+def test_whatever_class_a_wrapper_was_given_it_is_found() -> None:
+    model = nn.Linear(2, 2)
+    wrapper, other, _ = (torch.compile(one, backend="eager") for one in (model, model, nn.Linear(2, 2)))
+    other.__class__ = type("FSDPOptimizedModule", (type(other),), {})  # what fully_shard does
+    assert {id(one) for one in wrappers_of(model)} == {id(wrapper), id(other)}
+    assert [id(one) for one in wrappers_of(wrapper)] == [id(other)]
