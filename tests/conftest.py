@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -72,14 +74,16 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: no collection of garbage needs to look at it again."""
-    gc.collect()
+    """What is loaded by now stays: no collection of garbage needs to look at it again, nor pytest's own at the end."""
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)  # triton's bindings tell of leaks where they are not let go in order
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # triton's bindings tell of leaks where they are not let go in order
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Files of tests have no doctests: to look for them in each takes seconds."""
+    return [one for one in (yield) if type(one) is pytest.Module]
 
 
 @pytest.hookimpl(optionalhook=True)
