@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from attemper.integrations.training import Monitor
 from attemper.monitor.checked_model import why_not_all
 from attemper.monitor.first_passes import MOST_PASSES
 from tests.sites.own_models import Own
+from tests.support.shadow_models import torch_warns
 
 X = torch.randn(2, 10, 32)
 
@@ -84,6 +86,45 @@ def test_a_step_before_the_loop_shows_nothing_and_is_not_told_and_two_of_them_ar
             UserWarning, match=r"nothing was measured.*run the model inside.*torch\.compile or a wrapper"
         ):
             watch.step()
+
+
+@torch_warns
+def test_a_training_step_that_is_compiled_as_one_function_is_told_in_one_line_with_what_to_do() -> None:
+    torch._dynamo.reset()
+    model = Own()
+
+    @partial(torch.compile, backend="eager")
+    def train_step() -> Tensor:
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    with attemper.watch(model) as watch:
+        train_step()
+        watch.step()  # which may stand before the loop
+        train_step()
+        with pytest.warns(UserWarning, match="nothing was measured in the first step") as told:
+            watch.step()
+    (warning,) = told
+    said = str(warning.message)
+    assert "one function of a whole training step, compile the model in it instead, or use attemper.tap" in said
+    assert "\n" not in said
+
+
+def test_taps_inside_such_a_step_are_read_and_no_module_is_said_to_be_unseen() -> None:
+    torch._dynamo.reset()
+
+    class Tapped(Own):
+        def forward(self, x: Tensor) -> Tensor:
+            attemper.tap(*self.split(x)[:2], name="mine")
+            return super().forward(x)
+
+    model = Tapped()
+    train_step = torch.compile(lambda: model(X).square().mean().backward(), backend="eager")
+    with attemper.watch(model) as watch:
+        train_step()
+        watch.step()
+        assert [site.name for site in watch.table().sites] == ["mine"]
 
 
 def test_a_step_that_every_leaves_out_says_nothing_of_what_it_shows() -> None:

@@ -302,8 +302,8 @@ class Passes(SampledSteps):
             why = self._why_nothing(self._collector.skips(seen))
             self._recorder.note_unmeasured(why, "train" if self.model.training else "eval")
             return f"nothing was measured in the first step. {why}"
-        # Which modules hold the taps of a compiled model is not known. What calls are one site was measured.
-        hidden = UNSEEN if self._sees_taps_alone else None
+        # Which modules hold the taps of compiled code is not known. What calls are one site was measured.
+        hidden = UNSEEN if self._sees_taps_alone or not self.passes else None
         skipped = {name: why for name, why in skipped.items() if why != hidden and not name.endswith(JOINED)}
         return why_not_all(self.model, skipped) if skipped else None
 
