@@ -316,7 +316,7 @@ def test_mistakes_are_told_and_nothing_is_changed():
     model = TINY["llama"].build()
     refused(model, r"sigma_reparam_\(which=...\) must be one of 'all', 'attention', 'qk'; got 'v'", which="v")
     refused(model, r"gamma=...\) must be finite and above 0, got 0.0. The paper starts at 1", gamma=0.0)
-    refused(model, "names no module of the model", sites=["nothing"])
+    refused(model, "matches no module", sites=["nothing"])
     refused(nn.Sequential(nn.Linear(2, 2)), "finds no attention whose query and key", which="qk")
     compiled: Any = torch.compile(Deep(), backend="eager")
     refused(compiled, "is a OptimizedModule around the model: apply it to the model first")

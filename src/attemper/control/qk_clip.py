@@ -22,7 +22,7 @@ from attemper.errors import InputError
 from attemper.monitor.options import NO_ALARMS
 from attemper.monitor.watch import watch
 from attemper.sites.find import all_sites
-from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
+from attemper.sites.names import SiteNames, check_matches, check_sites, class_name, is_wanted, names_of, unwrap
 from attemper.text import count, first_of
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class QKClip(Handle):
             which lets copies of a weight drift apart.
 
     Raises:
-        InputError: the threshold is not above 0; ``heads`` is no number of at least 1, does not divide a projection, or
-            names no attention whose projections are known; or an attention of the model normalises its queries or keys
-            after their projection, so that scaling weights does nothing (such logits are bounded already; name
-            other ``sites``).
+        InputError: the threshold is not above 0; a name in ``sites`` matches no attention; ``heads`` is no number of at
+            least 1, does not divide a projection, or names no attention whose projections are known; or an attention
+            of the model normalises its queries or keys after their projection, so that scaling weights does nothing
+            (such logits are bounded already; name other ``sites``).
 
     Source:
         Kimi K2 (arXiv 2507.20534), section on MuonClip. A logit that has a bias or a softcap is not linear in these
@@ -85,11 +85,14 @@ class QKClip(Handle):
     ) -> None:
         self.threshold = positive_number("QKClip(threshold=...)", threshold, _ADVICE)
         self.model = model
-        self._wanted = check_sites("QKClip", sites)
+        self._wanted: SiteNames = None
         title = class_name(unwrap(model))
         self._modules = {own or title: module for module, own in names_of(model).items()}
         self._heads: dict[str, int] = {}
         """Of modules: as they were given, or seen where no attribute says it."""
+        known = [*(site.name for site in all_sites(names_of(model))), *self._attentions()] if sites is not None else ()
+        self._wanted = check_sites("QKClip", sites)
+        check_matches("QKClip", self._wanted, dict.fromkeys(known))
         found = self._attentions()
         self._heads |= _check_heads(heads, {name: self._modules[name] for name in found})
         self._refuse_normalised(found)

@@ -12,7 +12,7 @@ from attemper.checks import one_of, positive_number
 from attemper.control.handle import Handle
 from attemper.control.query_key_weights import WHICH, LinearWeight, linear_weights, owners_of
 from attemper.errors import InputError
-from attemper.sites.names import check_sites, class_name, is_wanted, names_of, unwrap
+from attemper.sites.names import check_matches, check_sites, class_name, names_of, unwrap
 from attemper.sites.sharded import is_dtensor
 
 _FIRST_STEPS = 100
@@ -180,10 +180,10 @@ def sigma_reparam_(
         A handle with ``.remove()``, which is a context manager, too.
 
     Raises:
-        InputError: nothing to change; a weight that is tied to another place (an output layer to its embedding: choose
-            ``which="attention"``), parametrised already, split over processes, not floating, or zero; a model that is
-            compiled or wrapped already; or, for "attention" and "qk", an attention whose layout is not known.
-            Nothing was changed then.
+        InputError: nothing to change, or nothing in one of ``sites``; a weight that is tied to another place (an output
+            layer to its embedding: choose ``which="attention"``), parametrised already, split over processes, not
+            floating, or zero; a model that is compiled or wrapped already; or, for "attention" and "qk", an attention
+            whose layout is not known. Nothing was changed then.
 
     Source:
         Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"
@@ -197,7 +197,10 @@ def sigma_reparam_(
             f"sigma_reparam_(model) is a {class_name(model)} around the model: apply it to the model first, then "
             "compile or wrap."
         )
-    weights = linear_weights(model, which, _check_sites(model, sites))
+    wanted = check_sites("sigma_reparam_", sites)
+    check_matches("sigma_reparam_", wanted, filter(None, names_of(model).values()), "module")
+    weights = linear_weights(model, which, wanted)
+    check_matches("sigma_reparam_", wanted, (weight.name for weight in weights), "linear weight of this kind")
     _refuse(model, weights)
     return SigmaReparam(model, weights, [SpectralScale(weight, gamma) for weight in weights])
 
@@ -235,12 +238,3 @@ def _columns_of_length_1(matrix: Tensor) -> Tensor:
 
 def _wide(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
-
-
-def _check_sites(model: nn.Module, sites: Iterable[str] | None) -> tuple[str, ...] | None:
-    wanted = check_sites("sigma_reparam_", sites)
-    names = names_of(model).values()
-    for name in wanted or ():
-        if not any(is_wanted(own, (name,)) for own in names):
-            raise InputError(f"sigma_reparam_(sites=[{name!r}]) names no module of the model.")
-    return wanted

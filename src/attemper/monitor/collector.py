@@ -18,6 +18,7 @@ from attemper.call.known_requests import KnownRequests
 from attemper.call.request import Request, first_true, names_of_call
 from attemper.call.result import AttentionStats
 from attemper.call.spans import Spans
+from attemper.checks import did_you_mean
 from attemper.errors import BackendError, InputError
 from attemper.monitor.calls import (
     MOST_CALLS,
@@ -50,6 +51,9 @@ from attemper.sites.observation import AttentionCall, UnsupportedCallError, tell
 from attemper.sites.padding import CallContext
 from attemper.sites.sharded import first_head, local
 from attemper.sites.tap_buffers import TapBuffer
+
+NO_SITE = "no module has this name, and no tap of this name ran"
+"""Of a name that a watch was asked for. A tap has a name of its own, and is known once it runs."""
 
 
 class Collector:
@@ -126,6 +130,13 @@ class Collector:
     def expected(self) -> tuple[str, ...]:
         """Names of the modules whose code attends, as far as they are wanted."""
         return tuple(site.name for site in all_sites(self._names) if is_wanted(site.name, self.scope.sites))
+
+    @cached_property
+    def _no_modules(self) -> dict[str, str]:
+        """Names of ``sites`` that no module has: those of taps, which are known once they run; or of nothing."""
+        names = (name for name in self.scope.sites or () if self.call_sites.module_and_call(name)[0] not in self._order)
+        near = {name: did_you_mean(name, self._order) for name in names}
+        return {name: f"{NO_SITE}.{hint}" if hint else NO_SITE for name, hint in near.items()}
 
     @cached_property
     def mixers(self) -> Mixers:
@@ -537,4 +548,7 @@ class Collector:
             # What computes attention with code of its own may have been seen all the same, as torch functions.
             if not any(not name or site == name or site.startswith(f"{name}.") for site in measured):
                 found.setdefault(name or next(iter(self._names.values())), reason)
+        seen = {*found, *measured}
+        unknown = self._no_modules.items()
+        found |= {one: why for one, why in unknown if not any(is_wanted(name, (one,)) for name in seen)}
         return tuple(Skipped(name, reason) for name, reason in found.items())

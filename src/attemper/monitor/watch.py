@@ -96,7 +96,8 @@ def watch(
         stats: as in :func:`attemper.scan`, but ``span_mass``: a watch sees calls of the model, whose texts change from
             step to step, and not the batch that says where their spans are. Scan a few texts at checkpoints.
         sites: names of modules to watch, with all below them and all their calls, or of single calls of a pass
-            (``layer#2``); None for all.
+            (``layer#2``), or of taps; None for all. A tap is known once it runs, so a name that matches nothing is no
+            error: the first step warns of it, and ``.skipped`` lists it.
         store: the folder of a run, or ``attemper.Store(...)``: every sample is kept there, of every head, and
             ``attemper.open`` reads it, also meanwhile. A run that is there already goes on; an open watch of this
             process that writes it is closed first. None keeps a history in memory, thinned with age where it would

@@ -16,7 +16,17 @@ from typing import Any
 from torch import nn
 
 from attemper.errors import InputError
-from attemper.sites.names import Names, check_sites, class_name, compiled_parts, is_wanted, names_of, own_class, unwrap
+from attemper.sites.names import (
+    Names,
+    check_matches,
+    check_sites,
+    class_name,
+    compiled_parts,
+    is_wanted,
+    names_of,
+    own_class,
+    unwrap,
+)
 from attemper.sites.sharded import is_dtensor
 from attemper.sites.ways import FUNCTIONS, LAYERS, SDPA, WAYS, Way
 from attemper.text import call_of
@@ -75,13 +85,10 @@ def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None, *, c
         raise InputError(f"{where} found no attention in {class_name(unwrap(model))} that it can act on. {_reach()}")
     kept = [site for site in found if is_wanted(site.name, wanted)]
     for name in wanted or ():
-        if any(is_wanted(site.name, (name,)) for site in found):
-            continue
         call = call_site(name, found)
-        if call is None:
-            raise InputError(
-                f"{where}(sites=[{name!r}]) matches no attention. They are: {', '.join(site.name for site in found)}."
-            )
+        if call is None or any(is_wanted(site.name, (name,)) for site in found):
+            check_matches(where, (name,), (site.name for site in found))
+            continue
         if not calls:
             raise InputError(f"{where}(sites=[{name!r}]) acts on all calls of a module: write [{call_of(name)[0]!r}].")
         kept.append(call)

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from attemper.checks import did_you_mean
 from attemper.errors import InputError
+from attemper.text import first_of
 
 Names = Mapping[nn.Module, str]
 """Every module of a model with its name in the user's own model, the model itself first (its name is empty)."""
@@ -23,6 +25,8 @@ SiteNames = tuple[str, ...] | None
 
 COMPILED = "it is compiled by torch.compile: only taps (attemper.tap) are seen inside"
 SCRIPTED = "it is TorchScript, into which nothing can look: measure the module that it was made of"
+SHOWN = 8
+"""Names of sites in a message."""
 ORIGINAL = "_torchdynamo_orig_callable"
 """Where torch.compile keeps the function that it was given."""
 _ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -107,6 +111,19 @@ def check_sites(where: str, sites: Any) -> SiteNames:
     if not names or not all(isinstance(name, str) for name in names):
         raise InputError(f"{where}(sites=...) must be a list of at least one name, got {list(names)!r}.")
     return tuple(map(writable, names))
+
+
+def check_matches(where: str, sites: SiteNames, names: Iterable[str], what: str = "attention") -> None:
+    """Checks that each of the wanted ``sites`` is one of these names, or has one below it.
+
+    Raises:
+        InputError: one matches nothing; with the names, and those that are spelled most like it.
+    """
+    names = list(names)
+    for name in sites or ():
+        if not any(is_wanted(one, (name,)) for one in names):
+            near = did_you_mean(name, names)
+            raise InputError(f"{where}(sites=[{name!r}]) matches no {what}. They are: {first_of(names, SHOWN)}.{near}")
 
 
 def writable(name: str) -> str:
