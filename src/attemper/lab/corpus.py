@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,10 +40,9 @@ def standard_library(root: Path | None = None) -> Corpus:
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[list[bytes], list[bytes]] = ([], [])
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(_sources(root)):
         below = path.relative_to(root)
-        built = below.parts[0].startswith(("config-", "_sysconfigdata"))
-        if not built and not LEFT_OUT & set(below.parts):
+        if not below.parts[0].startswith(("config-", "_sysconfigdata")):
             held = int(hashlib.sha256(below.as_posix().encode()).hexdigest(), 16) % 20 == 0
             parts[held].append(path.read_bytes() + b"\0")
     training, held_out = (b"".join(part) for part in parts)
@@ -52,6 +53,12 @@ def standard_library(root: Path | None = None) -> Corpus:
         )
     digest = hashlib.sha256(training + held_out).hexdigest()[:16]
     return Corpus(_bytes(training), _bytes(held_out), digest)
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for folder, below, files in os.walk(root):
+        below[:] = set(below) - LEFT_OUT  # they may hold all that was ever installed
+        yield from (Path(folder, file) for file in files if file.endswith(".py"))
 
 
 def _bytes(data: bytes) -> Tensor:
