@@ -86,7 +86,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.quick("blocked-bias", "native-varlen", "native-attention_statistics")
+@pytest.mark.quick("blocked-bias", "native-varlen")
 def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(name: str, backend: str):
     if "gini" in name:
         skip_without(backend, "second_pass")
@@ -108,6 +108,7 @@ def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(na
     assert counter.frame_count == 1, "new data of the same shape was compiled again"
 
 
+@pytest.mark.slow("compiles for seconds")
 @pytest.mark.parametrize("backend", AFTER_THE_REFERENCE)
 @pytest.mark.parametrize("merged", [False, True], ids=["stats object", "merge"])
 @pytest.mark.quick("object-native")

@@ -39,6 +39,7 @@ def test_the_reference_agrees_on_ragged_shapes(case: cases.Case):
     agreement.assert_agreement(case, "reference")
 
 
+@pytest.mark.slow("takes seconds")
 @pytest.mark.parametrize("masked", [pytest.param(False, id="causal", marks=FULL), pytest.param(True, id="masked")])
 def test_tiles_of_the_kernels_own_choice_agree_on_rows_that_need_several(masked: bool):
     options = (

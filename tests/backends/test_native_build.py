@@ -57,6 +57,7 @@ def times(folder: Path) -> list[int]:
     return [path.stat().st_mtime_ns for path in build.library_files(folder)]
 
 
+@pytest.mark.slow("compiles")
 def test_nothing_is_compiled_again_until_sources_or_options_change(
     compiled: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -162,7 +162,7 @@ def test_gradients_are_those_of_the_reference(name: str, given: Given, backend: 
 
 
 @pytest.mark.parametrize(**by_normalizer)
-@pytest.mark.quick("entmax per head", "top 3")
+@pytest.mark.quick("sparsemax")
 def test_the_reference_differentiates_once_and_twice(
     given: Given, full_size: bool, derivatives_agree: Callable[..., bool]
 ):
@@ -329,6 +329,7 @@ def test_scalable_softmax_counts_the_keys_that_each_row_sees(name: str):
     assert torch.allclose(known(result.stats).entropy, known(want.stats).entropy, atol=1e-5)
 
 
+@pytest.mark.slow("compiles for seconds")
 @pytest.mark.parametrize(**by_normalizer)
 @pytest.mark.quick("entmax per head")
 def test_a_compiled_call_is_one_graph_with_the_same_result(given: Given):

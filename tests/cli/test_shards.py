@@ -92,6 +92,7 @@ def test_merging_names_what_is_missing_and_writes_what_merges_again(run: Run, te
     assert again.code == 0, "the file that is written is no part to read"
 
 
+@pytest.mark.slow("a process of its own")
 def test_merge_loads_no_torch(run: Run, texts: Path, tmp_path: Path):
     run("scan", "--texts", texts, "--out", tmp_path, "--shards", 2, *SMALL)
     code = (

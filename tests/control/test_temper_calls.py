@@ -90,6 +90,7 @@ def test_torchs_own_attention_is_tempered_at_one_call() -> None:
         assert torch.equal(model(x), expected)
 
 
+@pytest.mark.slow("compiles for seconds")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.quick("aot_eager")
 def test_a_compiled_model_counts_its_calls(backend: str) -> None:

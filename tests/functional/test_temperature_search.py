@@ -70,6 +70,7 @@ FAMILIES |= {
 }  # fmt: skip
 
 
+@pytest.mark.slow("takes a second")
 def test_ten_thousand_rows_are_solved_to_a_micronat_in_few_evaluations():
     generator = torch.Generator().manual_seed(0)
     counts = []

@@ -166,7 +166,7 @@ def test_checkpointing_gives_the_same_gradient(reentrant: bool, dropout_p: float
         assert torch.equal(plain, again)
 
 
-@pytest.mark.quick("blocked", "native")
+@pytest.mark.quick("blocked")
 def test_accumulated_gradients_add_up_and_nothing_stays_behind(backend: str, full_size: bool):
     leaves = [torch.randn(1, 2, 4, 4, requires_grad=True) for _ in range(3)]
 

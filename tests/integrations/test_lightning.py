@@ -123,6 +123,7 @@ def test_a_sample_holds_all_accumulated_batches_and_no_validation_alarms_are_tol
     assert "training_step" not in vars(module)
 
 
+@pytest.mark.slow("takes seconds")
 def test_each_call_of_a_module_that_calls_itself_twice_is_a_site(tmp_path: Path) -> None:
     callback = AttemperCallback(every=1, rows=None)
     fit(tmp_path, Forward(), callback, accumulate_grad_batches=1)
@@ -178,6 +179,7 @@ def test_a_compiled_module_is_watched_through_its_taps_in_one_graph(tmp_path: Pa
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow("compiles for seconds")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor")
 def test_a_part_that_is_compiled_is_watched_without_a_word_and_the_step_runs_once(tmp_path: Path) -> None:
     class Counting(Module):

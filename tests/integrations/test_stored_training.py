@@ -252,6 +252,7 @@ def test_a_trainer_that_was_killed_and_resumed_stores_the_history_of_one_that_wa
     assert resumed.alarms() == whole.alarms()
 
 
+@pytest.mark.slow("trains for seconds")
 def test_a_lightning_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path):
     """Two epochs of six steps; what is killed in the second goes on from the end of the first."""
     half = sequences(STEPS)
@@ -271,6 +272,7 @@ def test_a_lightning_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path)
     assert_equal(stored, tmp_path / "whole" / "lightning_logs" / "version_0" / "attemper")
 
 
+@pytest.mark.slow("trains for seconds")
 def test_training_from_the_beginning_in_the_same_folder_replaces_the_history(tmp_path: Path):
     for steps in (12, 6):
         trainer(tmp_path, tiny(), AttemperCallback(**WATCHED), max_steps=steps).train()

@@ -20,6 +20,7 @@ def ended(run: DemoRun) -> Outcome:
 
 
 # Another seed for the healthy one: until the middle both runs of a seed are the same training.
+@pytest.mark.slow("trains for seconds; tests/cli/test_demo.py tells it by default")
 @pytest.mark.parametrize(("run", "seed"), [(SHORT, 0), pytest.param(DemoRun(), 0, marks=FULL)])
 def test_an_injected_collapse_is_heard_from_attention_before_the_loss(run: DemoRun, seed: int):
     outcome = ended(run.change(seed=seed, inject="collapse"))

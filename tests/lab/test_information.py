@@ -56,6 +56,7 @@ def _bounds(result) -> str:
     return result.tables[-1].title
 
 
+@pytest.mark.slow("takes seconds")
 def test_no_generator_of_the_process_moves():
     before = torch.get_rng_state()
     random_curves(0)

@@ -171,6 +171,7 @@ RANKS, COSINES = "effective rank of each layer, directions", "mean cosine of eac
 CLAIMS = "what is said of temperature, and this model"
 
 
+@pytest.mark.slow("computes the experiment twice")
 def test_nothing_is_drawn_so_that_seeds_agree_and_no_generator_moves(short: Experiment):
     before = torch.get_rng_state()
     other = computed(seed=1)

@@ -156,6 +156,7 @@ def test_a_watch_on_triton_reads_what_one_on_blocked_reads(padded: bool, rows: i
         same(one, two, 5e-6)
 
 
+@pytest.mark.slow("takes a second in Triton's interpreter")
 def test_passes_of_a_step_add_up(counted: Counting) -> None:
     model = Padded()
     batches = [{"x": torch.randn(2, 20, 32), "attention_mask": tokens(20, 13)} for _ in range(3)]

@@ -108,6 +108,7 @@ def test_a_picture_is_written_with_dollar_signs_as_they_are(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head.png"]
 
 
+@pytest.mark.slow("draws for a second")
 def test_a_picture_of_many_tokens_has_a_label_for_some(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = tuple(f"token {place}" for place in range(100))

@@ -45,6 +45,7 @@ def test_alarms_of_the_loss_are_told_in_their_step_and_stand_beside_those_of_hea
 
 
 @pytest.mark.parametrize("cut", [100, 121, 140])
+@pytest.mark.quick("121")
 def test_a_run_that_goes_on_or_back_has_the_alarms_of_one_that_never_ended(tmp_path: Path, cut: int):
     with attemper.watch(Own(), every=50, store=tmp_path / "whole") as watch:
         train(watch, range(150))

@@ -54,6 +54,7 @@ def test_a_site_that_lost_heads_keeps_the_history_of_all(tmp_path: Path) -> None
     assert not np.isnan(values[:3]).any()
 
 
+@pytest.mark.slow("takes seconds")
 def test_a_damaged_run_does_not_stop_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path / "a", range(130))
     connection = sqlite3.connect(tmp_path / "a" / "fragment-0.sqlite")

@@ -173,7 +173,7 @@ def eager() -> dict[str, Tensor]:
 @torch_warns
 @pytest.mark.parametrize("before", [False, True], ids=["", "watched first"])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.quick("whole-", "whole-watched first", "in_place-", "blocks_in_place-")
+@pytest.mark.quick("whole-", "in_place-watched first")
 def test_a_compiled_training_is_the_same_to_the_last_bit_and_every_head_is_read(
     way: Compile, before: bool, eager: dict[str, Tensor]
 ) -> None:

@@ -131,6 +131,7 @@ def test_saturation_computes_what_the_lab_computes(open_page: Open, rows: torch.
     assert [value is None for value in rounded] == [gap >= 17 for gap in range(31)]
 
 
+@pytest.mark.slow("a browser for seconds")
 @pytest.mark.parametrize("row", ["random", "tied", "biased"])
 @pytest.mark.quick("biased")
 def test_temperature_computes_what_the_lab_computes(open_page: Open, rows: torch.Tensor, row: str) -> None:

@@ -151,6 +151,7 @@ def test_every_statistic_can_be_drawn_stretched_or_not(open_page: Open) -> None:
         assert all(stretched)
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_the_theme_follows_the_system_until_the_button_is_pressed(open_page: Open) -> None:
     page = open_page(readings.minilm(), color_scheme="dark")
 
@@ -313,6 +314,7 @@ def test_on_a_phone_the_numbers_are_in_the_cells_and_the_alarms_before_the_panel
     assert page.locator(".figures .value small").first.is_visible(), "units"
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_the_numbers_can_be_saved_offline_under_the_policy_of_the_page(open_page: Open, tmp_path: Path) -> None:
     reading = replace(readings.minilm(), model="org/a model")
     page = open_page(reading, offline=True)

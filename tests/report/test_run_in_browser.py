@@ -86,6 +86,7 @@ STOP = """
 """
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_the_keyboard_alone_suffices_and_every_stop_is_seen_and_named(open_page: Open, run: Run) -> None:
     page = ready(open_page(run))
     stops = []
@@ -207,5 +208,6 @@ def test_the_loss_is_drawn_above_the_heads_on_their_steps_with_its_alarms(open_p
     assert page.evaluate(f"{chart}.series[0].markLine.data.at(-1).xAxis") == 10
 
 
+@pytest.mark.slow("a browser for a second")
 def test_a_run_without_a_loss_has_no_curve_of_it(open_page: Open, run: Run) -> None:
     assert ready(open_page(run)).locator("#loss-box").is_hidden()

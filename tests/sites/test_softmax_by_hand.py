@@ -71,6 +71,7 @@ def test_attention_by_hand_is_read_exactly(name: str, inference: bool, seen: Cal
     ("name", "inference"),
     [(name, inference) for name in NOT_SEEN for inference in (False, True) if (name, inference) != (REUSED, True)],
 )
+@pytest.mark.quick("-False")
 def test_what_would_be_read_wrongly_is_skipped_by_name(name: str, inference: bool, seen: Callable[..., None]) -> None:
     attend, reason = NOT_SEEN[name]
     model, x = Attention(attend), torch.randn(3, 12, 32)

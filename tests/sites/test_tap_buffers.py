@@ -266,6 +266,7 @@ def test_a_watch_gets_no_sums_of_another_model() -> None:
     assert all(len(buffer.models) == 1 for buffer in tap_buffers._buffers.values())
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_two_watched_models_whose_taps_have_one_name_are_not_mixed() -> None:
     models, x = [Tapped(), Tapped()], torch.randn(2, 12, 32)
     runs = [compiled(model) for model in models]
@@ -284,6 +285,7 @@ def test_two_watched_models_whose_taps_have_one_name_are_not_mixed() -> None:
     assert is_close(scan, expected(models[0], x))
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_a_model_that_is_not_watched_adds_nothing_to_a_tap_of_the_same_name(device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     run, other = compiled(model), compiled(Tapped())
@@ -364,6 +366,7 @@ def test_what_a_buffer_cannot_give_is_told() -> None:
                 watch.table()
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_a_graph_keeps_the_number_of_rows_it_was_captured_for(device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     with attemper.watch(model, rows=5) as first:
@@ -426,6 +429,7 @@ def test_a_buffer_of_a_module_that_is_gone_is_nobodys() -> None:
     assert tap.site_of(buffer) is None
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_the_flag_of_a_watch_that_is_dropped_unclosed_goes_down_with_the_next_one(device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     run = compiled(model)

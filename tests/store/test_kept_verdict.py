@@ -146,7 +146,7 @@ def sessions(seed: int) -> dict[str, list[tuple[Sequence[Sample], bool]]]:
 
 
 @pytest.mark.parametrize("kind", sessions(0))
-@pytest.mark.quick("resumed", "one process")
+@pytest.mark.quick("resumed and")
 def test_what_was_kept_is_what_would_be_computed(tmp_path: Path, fed: list[int], kind: str) -> None:
     folder = tmp_path / "a"
     for taken, killed in sessions(sum(map(ord, kind)))[kind]:

@@ -49,9 +49,16 @@ def pytest_runtest_setup() -> None:
         torch.cuda.manual_seed_all(0)
 
 
+FEW_OBJECTS = 50_000
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """A watch that is left open sees the taps of every later test of the process."""
+    if nextitem is not None and nextitem.path != item.path and len(gc.get_objects()) > FEW_OBJECTS:
+        # What a file has loaded and compiled stays. Each watch looks through all that is not frozen.
+        gc.collect()
+        gc.freeze()
     if not (tap._listeners or tap_buffers._receivers):
         return
     gc.collect()  # those that somebody dropped without closing them

@@ -74,6 +74,7 @@ def test_the_sums_are_those_that_a_watch_reduces_to():
 MORE = pytest.mark.slow("more cases in Triton's interpreter")
 
 
+@pytest.mark.slow("takes seconds in Triton's interpreter")
 @pytest.mark.parametrize(
     ("programs", "chunks"), [(8, 2), *(pytest.param(*each, marks=MORE) for each in ((1, 1), (16, 4), (72, 18)))]
 )
@@ -155,6 +156,7 @@ def test_the_operator_passes_opcheck_and_adds_what_the_kernel_adds():
     torch.testing.assert_close(sums, expected(stats), rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_in_a_compiled_graph_the_flag_alone_decides_and_nothing_recompiles():
     problem, stats = call()
     sums, flag = empty_sums(4, torch.device("cpu")), DOWN.clone()

@@ -157,7 +157,7 @@ def test_packed_documents_have_the_reference_gradient(lengths: str, options: dic
     assert_as_exact_as_blocked(attemper.varlen_attention, call, ("entropy", "logit_variance"))
 
 
-@pytest.mark.quick("(2, 1, 9)-float32", "(1, 4, 9)-bfloat16")
+@pytest.mark.quick("(2, 1, 9)-float32")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", list(itertools.product((1, 2), (1, 4), (1, 9))), ids=str)
 def test_the_gradient_of_a_bias_is_summed_over_what_it_was_broadcast_over(shape: tuple[int, ...], kind: str, tiled):
