@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from attemper.results.run import open_run as open_run
     from attemper.results.scan import Scan
     from attemper.results.scan import load_scan as load_scan
+    from attemper.rules.check import check
     from attemper.sites.tap import tap
     from attemper.store.store import Store
 
@@ -63,6 +64,7 @@ _HOMES = {
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
     "calibrate": "attemper.control.calibrate",
+    "check": "attemper.rules.check",
     "compare": "attemper.monitor.compare",
     "explain": "attemper.fingerprints.explain",
     "fingerprint": "attemper.fingerprints.taking.fingerprint",
@@ -117,6 +119,7 @@ __all__ = [
     "attention",
     "attention_statistics",
     "calibrate",
+    "check",
     "compare",
     "explain",
     "fingerprint",

@@ -8,6 +8,7 @@ from attemper.control.temper import Tempered
 from attemper.fingerprints.explanation import Explanation
 from attemper.fingerprints.record import Fingerprint
 from attemper.monitor.watch import Watch
+from attemper.results.check import Check
 from attemper.results.comparison import Comparison
 from attemper.results.pattern import Pattern
 from attemper.results.run import Run
@@ -17,6 +18,7 @@ __all__ = [
     "AttentionOutput",
     "AttentionStats",
     "Calibration",
+    "Check",
     "Comparison",
     "Explanation",
     "Fingerprint",

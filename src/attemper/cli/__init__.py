@@ -1,7 +1,7 @@
 """The command line: one file a verb, each parses, calls one library function and prints.
 
-Exit codes: 0 fine, 1 failed, 2 bad usage, 3 alarms with ``--fail-on-alarm`` or a fault that ``compare --explain``
-names, 130 interrupted. With ``--json`` stdout carries one JSON document and nothing else; progress and errors go
+Exit codes: 0 fine, 1 failed, 2 bad usage, 3 alarms with ``--fail-on-alarm``, a fault that ``compare --explain`` names or
+a rule that ``check`` finds broken, 130 interrupted. With ``--json`` stdout carries one JSON document and nothing else; progress and errors go
 to stderr.
 """
 
@@ -14,6 +14,7 @@ import typer
 from attemper import __version__
 from attemper.cli.bench import bench
 from attemper.cli.calibrate import calibrate
+from attemper.cli.check import check
 from attemper.cli.compare import compare
 from attemper.cli.demo import demo
 from attemper.cli.doctor import doctor
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command("scan", short_help="Entropy and logit size of every head of a model.")(scan)
 app.command("merge", short_help="Parts of a scan as one reading.")(merge)
 app.command("compare", short_help="What differs between two models, scans or runs, by head.")(compare)
+app.command("check", short_help="Whether every token sees exactly what it should.")(check)
 app.command("fingerprint", short_help="Keep what attention does with a text, to compare elsewhere.")(fingerprint)
 app.command("runs", short_help="The stored runs below a folder.")(runs)
 app.command("show", short_help="A run at a glance: layers over its steps, heads, alarms.")(show)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from attemper.backends.contract import Problem
 from attemper.call.attention import measurement
 from attemper.call.call_sums import CallSums
 from attemper.call.known_requests import KnownRequests
@@ -54,6 +55,19 @@ from attemper.sites.tap_buffers import TapBuffer
 
 NO_SITE = "no module has this name, and no tap of this name ran"
 """Of a name that a watch was asked for. A tap has a name of its own, and is known once it runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedCall:
+    """A call as a kernel would take it."""
+
+    place: nn.Module
+    """The module in whose forward it ran."""
+    call: AttentionCall
+    kind: str
+    problem: Problem
+    real: Tensor | None
+    """[B, Q] bool: which queries are tokens; None for all."""
 
 
 class Collector:
@@ -342,6 +356,24 @@ class Collector:
             finally:
                 self.sites, self._loops = self._loops, self.sites
             seen.contribution, seen.arguments, seen.places, seen.sketch = None, None, frozenset(), None
+
+    def prepare(self, module: nn.Module, call: AttentionCall, seen: SeenCall) -> PreparedCall | None:
+        """What a collector that computes with calls itself needs of one; None, with the reason in ``seen``, where it
+        cannot be read.
+        """
+        own = self._own_call(module, call, seen)
+        if own is None:
+            return None
+        place, keys = self._place(module), own.key.shape[2]
+        kind = self._kind(place, keys) if own.cross is None else ("cross" if own.cross else "self")
+        try:
+            mask = None if own.mask is None else own.mask.detach()
+            options = replace(own.options, stats=self.stats, backend=self.backend)
+            request = measurement(own.query.detach(), own.key.detach(), mask, options, packing=own.packing)
+            real, seen.reason = self.context.real_queries(kind, (*own.query.shape[:3], keys), None, own.tokens)
+        except (InputError, BackendError) as error:
+            seen.reason = str(error)
+        return None if seen.reason is not None else PreparedCall(place, own, kind, request.problem, real)
 
     def note(self, module: nn.Module, number: CallNumber, kind: str, request: Request, real: Tensor | None) -> None:
         """Called with every call that is measured, while it is there to look at: a scan wants no more of it.

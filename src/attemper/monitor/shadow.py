@@ -109,7 +109,7 @@ class Shadow:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             state = ModelState(self.model, arguments)
-            stack.enter_context(random_numbers(_devices(self.model)))
+            stack.enter_context(random_numbers(devices_of(self.model)))
             stack.enter_context(_cache_of_autocast_off())
             stack.enter_context(eager(self.model))
             stack.enter_context(without_listeners(self.model))
@@ -216,11 +216,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def free_memory(model: nn.Module) -> None:
     """Gives what a pass has left in the caches of its devices back."""
-    for kind in {device.type for device in _devices(model)} - {"cpu", "meta"}:
+    for kind in {device.type for device in devices_of(model)} - {"cpu", "meta"}:
         torch.get_device_module(kind).empty_cache()
 
 
-def _devices(model: nn.Module) -> set[torch.device]:
+def devices_of(model: nn.Module) -> set[torch.device]:
     return {tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
 
 

@@ -62,10 +62,10 @@ def scores(problem: Problem, raw: Tensor | None = None) -> tuple[Tensor, Tensor]
     """Scores [B, H, Q, K] in float64, and which keys each row sees. ``raw``: q.k in float64, where it is known."""
     batch, heads, queries, _ = problem.query.shape
     shape = (batch, heads, queries, problem.key.shape[2])
-    positions, documents = _positions(problem)
+    places, documents = positions(problem)
     left, right = (math.inf if side >= UNBOUNDED else side for side in (problem.left, problem.right))
     mask = problem.mask
-    visible = softmax.visible_keys(shape, mask, left, right, positions, documents)
+    visible = softmax.visible_keys(shape, mask, left, right, places, documents)
     # In float64 before it is spread: its gradient is summed there.
     bias = None if mask is None or mask.dtype == torch.bool else mask.double().expand(shape)
     softcap = problem.softcap or None
@@ -101,7 +101,7 @@ def _within(state: dict[Column, Tensor], dtype: torch.dtype) -> dict[Column, Ten
     }
 
 
-def _positions(problem: Problem) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+def positions(problem: Problem) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The key on each row's diagonal, counted within its document, and the documents of queries and keys."""
     queries, keys, device = problem.query.shape[2], problem.key.shape[2], problem.query.device
     given = None if problem.positions is None else problem.positions.to(device)
@@ -133,7 +133,7 @@ def _key_places(problem: Problem) -> Tensor:
 
 def _factors(problem: Problem) -> dict[Column, Tensor]:
     """u of each column that is a sum of p u, broadcastable to the scores."""
-    places, own = _key_places(problem), _positions(problem)[0][:, None]
+    places, own = _key_places(problem), positions(problem)[0][:, None]
     first = places < problem.first_tokens if problem.first_keys is None else problem.first_keys[:, None, None]
     factors = {
         Column.FIRST_TOKENS: first,

@@ -7,16 +7,15 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attemper.call.attention import measurement
 from attemper.checks import index_of, whole_number
-from attemper.errors import BackendError, InputError
+from attemper.errors import InputError
 from attemper.fingerprints.record import Fingerprint
 from attemper.fingerprints.site import ROWS, ModelOutput, SiteFingerprint, chosen_sequences
 from attemper.fingerprints.taking.output import join_outputs, output_of
@@ -148,30 +147,18 @@ class FingerprintCollector(Collector):
             why = f"it attends more than {MOST_CALLS} times in a pass: a fingerprint has the first of them"
             self.skipped[f"{seen.number.name}{JOINED}"] = why
             return
-        own = self._own_call(module, call, seen)
-        if own is None:
+        made = self.prepare(module, call, seen)
+        if made is None:
             return
-        place, keys = self._place(module), own.key.shape[2]
-        kind = self._kind(place, keys) if own.cross is None else ("cross" if own.cross else "self")
-        try:
-            mask = None if own.mask is None else own.mask.detach()
-            options = replace(own.options, stats=self.stats, backend=self.backend)
-            request = measurement(own.query.detach(), own.key.detach(), mask, options, packing=own.packing)
-            shape = (*own.query.shape[:3], keys)
-            real, reason = self.context.real_queries(kind, shape, None, own.tokens)
-        except (InputError, BackendError) as error:
-            seen.reason = str(error)
-            return
-        if reason is not None:
-            seen.reason = reason
-            return
+        place, own, kind, real, keys = made.place, made.call, made.kind, made.real, made.call.key.shape[2]
+        shape = made.problem.query.shape
         real_keys = self.key_tokens(place, keys)
         if real_keys is None and kind == "self" and shape[2] == keys:
             real_keys = real
         real, real_keys = map(_unless_all, (real, real_keys))
         inner, block = self.hidden.around(place, self._names)
         states = [None if frame is None else frame.given for frame in (inner, block)]
-        attention = SeenAttention(request.problem, kind, real, real_keys, own.value, own.output, *states)
+        attention = SeenAttention(made.problem, kind, real, real_keys, own.value, own.output, *states)
         rows = CallRows.of(attention, self.first_sequence, self._counts)
         for name, frame in (("attended", inner), ("change", block)):
             if frame is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from attemper.backends import reference
 from attemper.backends.contract import Problem
 from attemper.call.sampling import pick
+from attemper.call.seen_keys import unless_hidden
 from attemper.fingerprints.causes.outputs import mismatch
 from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.site import (
@@ -29,10 +30,6 @@ from attemper.fingerprints.site import (
     vector_rows,
 )
 
-_HIDING = -5e3
-"""A number that is added to a score, beside the largest of the row, from which on it leaves no weight: engines take
--1e4 and less.
-"""
 _LARGEST = 2**23
 """Elements of keys of the sequences that are computed together."""
 
@@ -201,7 +198,7 @@ def rows_of(seen: SeenAttention, plans: Sequence[Plan]) -> Rows:
     products = _products(picked.query, picked.key)
     scores, visible = found = reference.scores(picked, products)
     weights = reference.weights(picked, found)
-    visible = _unless_hidden(picked, visible)
+    visible = unless_hidden(picked.mask, visible)
     pairs = _Pairs.of(plan, products.shape[3])
     raw = pairs.numbers(products if has_products(picked) else torch.full_like(products, torch.nan))
     value = None if seen.value is None else _choose(seen.value, sequences)
@@ -314,17 +311,6 @@ def _final(
     bias = pairs.numbers(picked.mask.double().expand(scores.shape)) if added and picked.mask is not None else None
     hidden = _heads_first((~pairs.take(visible) & ~pairs.missing).float()) > 0
     return final_scores(raw, multiplier, picked.softcap or None, bias, hidden)
-
-
-def _unless_hidden(picked: Problem, visible: Tensor) -> Tensor:
-    """Visible keys without those that a finite number hides: one engine's -1e4 is another's -inf."""
-    if picked.mask is None or picked.mask.dtype == torch.bool:
-        return visible
-    added = picked.mask.double().masked_fill(~visible, -torch.inf)
-    low = added <= added.amax(-1, keepdim=True) + _HIDING
-    # What is added by distance gets there in small steps.
-    step = added.masked_fill(low, torch.inf).amin(-1, True) - added.masked_fill(~low, -torch.inf).amax(-1, True)
-    return visible & ~(low & (step > -_HIDING / 2))
 
 
 def _counts(scores: Tensor, visible: Tensor, first: int) -> np.ndarray:

@@ -1,0 +1,79 @@
+"""``attemper check``: whether every token of a text sees exactly what it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attemper.cli.arguments import BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text, title_of
+from attemper.cli.output import check_files, print_json
+from attemper.cli.scan import model_and_text
+
+if TYPE_CHECKING:
+    from attemper.results.check import Check
+
+TOKENS = 512
+"""Of a window, unless told."""
+
+
+def check(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder or hub id of a transformers model that reads text. Without it, the small byte-level language "
+            "model that ships."
+        ),
+    ] = None,
+    text: Text = None,
+    max_length: MaxLength = None,
+    batch_size: BatchSize = 4,
+    device: Device = "cpu",
+    dtype: Weights = Dtype.float32,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 3 as well where a rule is not declared or cannot be told.")
+    ] = False,
+) -> None:
+    """Whether every token sees exactly what it should: rule by rule, declared, observed, kept or broken. Exits with 3
+    where a rule is broken.
+    """
+    words = read_text(text)
+    check_files(html, None)
+    found = check_of(model, words, Input(text, max_length, batch_size, device, dtype))
+    if html is not None:
+        found.to_html(html)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        from rich.console import Console
+
+        Console().print(found)
+    if found.broken or (strict and found.unproved):
+        raise typer.Exit(3)
+
+
+def check_of(model: str | None, words: str, given: Input) -> Check:
+    """Checks a pretrained model, or the one that ships (None), on the first windows of a text, some of them padded."""
+    import attemper
+
+    loaded, batches, tokenizer = model_and_text(model, words, given)
+    batch = batches[0]
+    if isinstance(batch, dict):
+        tokens = min(batch["input_ids"].shape[1], given.max_length or TOKENS)
+        left = getattr(tokenizer, "padding_side", "right") == "left"
+        batch = {name: _padded(part[:, :tokens], left, name) for name, part in batch.items()}
+    return attemper.check(loaded, batch, name=title_of(model))
+
+
+def _padded(part: Any, left: bool, name: str) -> Any:
+    """Every second sequence with its last quarter, or its first, masked; ids stay, and nobody should read them."""
+    if not name.endswith("attention_mask"):
+        return part
+    part, tokens = part.clone(), part.shape[1]
+    part[1::2, slice(0, tokens // 4) if left else slice(tokens - tokens // 4, tokens)] = 0
+    return part

@@ -1,0 +1,89 @@
+"""Token by token, and in two chunks, a model with a cache gives what one pass gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.results.check import Rule
+from attemper.rules.moves import Trace, moved
+from attemper.rules.session import RuleKind, Session, Tests
+from attemper.rules.token_batch import TokenBatch, takes
+
+NAMES = ("past_key_values", "cache", "cache_params")
+"""How models call their cache, as an argument and in their result."""
+PREFIX, BEYOND = 16, 48
+"""Tokens that are read, and at most so many where a window is to be passed."""
+
+
+def judge(session: Session) -> Rule:
+    before, config = session.runner.forwards, session.config
+    name = next((one for one in NAMES if takes(session.model, one)), None)
+    uses = takes(session.model, "use_cache") and bool(getattr(config, "use_cache", False))
+    if name is None or not uses or not any((session.declared.causal.value if session.declared.causal else {}).values()):
+        return session.none("cache", "the model has no cache")
+    said, tests = "config.use_cache", Tests()
+    written = session.batch.second or session.batch.tokens
+    if session.batch[written].is_floating_point() or session.is_random or session.obstacle is not None:
+        why = session.obstacle or ("passes draw random numbers" if session.is_random else "the batch holds no ids")
+        return Rule("cache", "cannot tell", said, "-", message=why)
+    try:
+        prefix = _prefix(session, written)
+        tokens = prefix.lengths[written]
+        base = _read(session, prefix, written, name, [tokens], cached=False)
+        for what, sizes in (("reading token by token", [1] * tokens), ("reading in two chunks", _halves(tokens))):
+            changed = _read(session, prefix, written, name, sizes)
+            tests.add(what, moved(base, changed, lambda _, length: _all(length, tokens), session.noise.other_shape))
+    except Exception as error:  # whatever a model raises for a cache
+        tests.reasons.append(f"the model does not read with a cache: {type(error).__name__}: {error}"[:200])
+    advice = "The cache has lost, moved or hidden keys: look at the positions and the mask of a pass that begins with a cache."
+    return session.conclude("cache", said, "", tests, before, advice)
+
+
+def _prefix(session: Session, written: str) -> TokenBatch:
+    """The first tokens of the first sequence, and what an encoder reads whole."""
+    windows = session.declared.window.value if session.declared.window is not None else ()
+    beyond = [one.size + 8 for one in windows if one is not None and one.size + 8 <= BEYOND]
+    real = session.real(written)[0]
+    count = min(max([PREFIX, *beyond]), int(real.sum()))
+    first = int(real.int().argmax())
+    one = session.batch.of_sequences(torch.zeros(1, dtype=torch.int64))
+    kept = {written: one[written][:, first : first + count]}
+    if session.batch.second is not None:
+        encoder = ("attention_mask", session.batch.tokens)
+        kept |= {name: one[name] for name in encoder if name in one.arguments}
+    return TokenBatch(kept, 0, session.batch.tokens, session.batch.second)
+
+
+def _halves(tokens: int) -> list[int]:
+    return [tokens // 2 + 1, tokens - tokens // 2 - 1] if tokens > 2 else [tokens]
+
+
+def _read(
+    session: Session, prefix: TokenBatch, written: str, name: str, sizes: Sequence[int], *, cached: bool = True
+) -> Trace:
+    """Outputs of the tokens that are written, read in parts of these sizes."""
+    found: Trace | None = None
+    cache, start = None, 0
+    for size in sizes:
+        own: dict[str, Any] = {written: prefix[written][:, start : start + size], "use_cache": cached}
+        own |= {} if cache is None else {name: cache}
+        trace = session.runner.trace(
+            prefix.with_arguments(**own), compiled=False
+        )  # a second would fill the cache again
+        cache, start = getattr(trace.result, name, None), start + size
+        if cached and cache is None and start < sum(sizes):
+            raise ValueError(f"its result has no {name}")
+        found = trace if found is None else found.join(trace)
+    assert found is not None
+    return found
+
+
+def _all(length: int, tokens: int) -> Tensor | None:
+    return torch.ones((1, length), dtype=torch.bool) if length == tokens else None
+
+
+RULE = RuleKind("cache", judge)

@@ -1,0 +1,263 @@
+"""What moves when tokens are exchanged: outputs of every block, row by row, of two forward passes.
+
+A row of an output is kept as 16 random projections, so that two passes can be compared whatever their size. Nothing is
+asked of a model but that it takes a batch: recurrent layers, convolutions and compiled code are seen as attention is.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from attemper.monitor.shadow import eager
+from attemper.sites.names import Names, class_name, compiled_parts, is_script, unwrap
+from attemper.rules.token_batch import TokenBatch
+
+OUTPUT = "the output"
+COMPILED = "the output of the compiled model"
+_PROJECTIONS = 16
+_OF_TORCH = (nn.RNNBase, nn.MultiheadAttention, nn.modules.batchnorm._BatchNorm, nn.Conv1d, nn.Embedding)
+"""Layers of torch that are looked at: those that mix tokens or sequences, and positions. What a norm or a projection
+gives is seen in its block.
+"""
+_SEED = 20_001
+
+
+@dataclass
+class Trace:
+    """Projections of what a pass gave, in the order in which modules were done."""
+
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    """[B, L, P], of what has a row for each token."""
+    whole: dict[str, Tensor] = field(default_factory=dict)
+    """[B, P], of outputs that a sequence has one of."""
+    eps: float = 0.0
+    """The relative rounding of the coarsest type met."""
+    result: Any = None
+
+    def cut(self, first: int, count: int, of: int) -> Trace:
+        """``count`` rows from ``first`` on of what has ``of`` rows."""
+        rows = {name: one[:, first : first + count] if one.shape[1] == of else one for name, one in self.rows.items()}
+        return Trace(rows, self.whole, self.eps)
+
+    def join(self, other: Trace) -> Trace:
+        """Rows of both, one after another."""
+        names = [name for name in self.rows if name in other.rows]
+        return Trace({name: torch.cat([self.rows[name], other.rows[name]], 1) for name in names}, {}, self.eps)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What moved and must not."""
+
+    site: str
+    rows: int
+    at_site: float
+    """The largest relative change there, and of the output:"""
+    moved: float
+
+
+class Runner:
+    """Runs a model on changed batches, without gradients and with the same random numbers each time."""
+
+    def __init__(self, model: nn.Module, names: Names, mixing: Iterable[str] = ()) -> None:
+        """
+        Args:
+            mixing: names of modules that mix tokens. What lies inside is not looked at: rotated queries may move where
+                nothing else does.
+        """
+        self.model = model
+        inside = tuple(f"{name}." for name in mixing if name)
+        self._names = {one: name for one, name in names.items() if not name.startswith(inside)} if inside else names
+        self._title = class_name(unwrap(model))
+        self._compiled = bool(compiled_parts(names)) and not any(map(is_script, names))
+        self._projections: dict[tuple[int, torch.device], Tensor] = {}
+        self.forwards = 0
+        self.replaced = False
+        """Whether embeddings were exchanged in the latest pass."""
+
+    def trace(
+        self, batch: TokenBatch, replace: Tensor | None = None, *, seed: bool = True, compiled: bool = True
+    ) -> Trace:
+        """A pass; of a compiled model two: as it was written, block by block, and as it is.
+
+        Args:
+            replace: [B, T] bool: tokens whose embeddings are exchanged, where an embedding reads the ids.
+            seed: whether random numbers begin anew.
+            compiled: False leaves the compiled pass out.
+        """
+        found = Trace()
+        self.replaced = False
+        with torch.no_grad(), eager(self.model), self._hooks(found, batch, replace):
+            found.result = self._call(batch, seed)
+        self._take_output(found, OUTPUT, found.result, batch)
+        if self._compiled and compiled and replace is None:
+            with torch.no_grad():
+                self._take_output(found, COMPILED, self._call(batch, seed), batch)
+        return found
+
+    def _call(self, batch: TokenBatch, seed: bool) -> Any:
+        if seed:
+            torch.manual_seed(_SEED)
+            random.seed(_SEED)
+            np.random.seed(_SEED)
+        self.forwards += 1
+        return batch.call(self.model)
+
+    @contextmanager
+    def _hooks(self, found: Trace, batch: TokenBatch, replace: Tensor | None) -> Iterator[None]:
+        sizes, calls = {(batch.shape[0], length) for length in batch.lengths.values()}, Counter[str]()
+        with ExitStack() as stack:
+            for module, name in self._names.items():
+                if is_script(module) or not name:
+                    continue
+                if isinstance(module, nn.Embedding) and replace is not None:
+                    stack.callback(module.register_forward_hook(partial(self._exchange, batch, replace)).remove)
+                if _is_traced(module):
+                    hook = partial(self._take_block, found, sizes, calls, name)
+                    stack.callback(module.register_forward_hook(hook).remove)
+            yield
+
+    def _exchange(self, batch: TokenBatch, places: Tensor, _: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        ids = batch[batch.tokens]
+        if not args or not isinstance(args[0], Tensor) or args[0].shape != ids.shape or not torch.equal(args[0], ids):
+            return None
+        self.replaced = True
+        drawn = torch.randn(output.shape, generator=torch.Generator().manual_seed(_SEED)).to(output)
+        return torch.where(places.to(output.device)[..., None], output.mean() + output.std() * drawn, output)
+
+    def _take_block(
+        self,
+        found: Trace,
+        sizes: set[tuple[int, int]],
+        calls: Counter[str],
+        name: str,
+        module: nn.Module,
+        _: Any,
+        out: Any,
+    ) -> None:
+        calls[name] += 1
+        label = name if calls[name] == 1 else f"{name}#{calls[name]}"
+        tensors = (leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+        states = next((leaf for leaf in tensors if leaf.dim() > 2 and not leaf.is_nested), None)
+        if states is None:
+            return
+        if isinstance(module, nn.Conv1d | nn.modules.batchnorm._BatchNorm):
+            states = states.transpose(1, 2) if states.dim() == 3 else states
+        if tuple(states.shape[:2]) not in sizes and tuple(states.shape[1::-1]) in sizes:
+            states = states.transpose(0, 1)
+        if isinstance(module, nn.Embedding) and states.shape[0] == 1:  # positions, the same in all sequences
+            states = states.expand(next(iter(sizes))[0], *states.shape[1:])
+        if tuple(states.shape[:2]) in sizes:
+            self._add(found, found.rows, label, states, 2)
+
+    def _take_output(self, found: Trace, name: str, result: Any, batch: TokenBatch) -> None:
+        size, lengths = batch.shape[0], set(batch.lengths.values())
+        states = [
+            leaf for leaf in tree_leaves(_fields(result)) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        ]
+        for leaf in states:
+            if leaf.is_nested or leaf.dim() < 2:
+                continue
+            if leaf.dim() > 2 and leaf.shape[0] != size and leaf.shape[1] == size and leaf.shape[0] in lengths:
+                leaf = leaf.transpose(0, 1)
+            if leaf.shape[0] != size:
+                continue
+            if leaf.dim() > 2 and name not in found.rows and leaf.shape[1] <= max(lengths):
+                self._add(found, found.rows, name, leaf, 2)
+            elif leaf.dim() == 2 and name not in found.whole and leaf.shape[1] not in (size, *lengths):
+                self._add(found, found.whole, name, leaf, 1)
+
+    def _add(self, found: Trace, target: dict[str, Tensor], name: str, states: Tensor, first: int) -> None:
+        states = states.detach().flatten(first)
+        found.eps = max(found.eps, torch.finfo(states.dtype).eps)
+        key = states.shape[-1], states.device
+        if key not in self._projections:
+            drawn = torch.randn((key[0], _PROJECTIONS), generator=torch.Generator().manual_seed(key[0]))
+            self._projections[key] = drawn.to(states.device)
+        wide = states if states.dtype == torch.float64 else states.float()
+        target[name] = (wide @ self._projections[key].to(wide.dtype)).cpu()
+
+
+def _is_traced(module: nn.Module) -> bool:
+    if type(module).__module__.startswith("torch.nn.") and not any(True for _ in module.children()):
+        return isinstance(module, _OF_TORCH)
+    # A layer without parts and parameters gives angles of positions, say, and no states.
+    return any(True for _ in module.parameters())
+
+
+def _fields(result: Any) -> Any:
+    """A model's result as dicts and lists: caches, which are neither, hold no output."""
+    return list(result.values()) if isinstance(result, Mapping) else result
+
+
+Stay = Callable[[str, int], Tensor | None]
+"""From the name of a block and the number of its rows to the rows [B, L] that must not move; None: it says nothing."""
+
+
+def relative_change(one: Tensor, two: Tensor) -> Tensor:
+    """[...] of [..., P]: how far rows are apart, relative to their size; 0 where both are not finite."""
+    sizes = one.norm(dim=-1), two.norm(dim=-1)
+    usual = sizes[0][torch.isfinite(sizes[0])]
+    least = 1e-3 * float(usual.median()) if usual.numel() else 0.0
+    change = (one - two).norm(dim=-1) / torch.maximum(*sizes).clamp(min=max(least, 1e-30))
+    return torch.where(torch.isfinite(one).all(-1) | torch.isfinite(two).all(-1), change.nan_to_num(1.0, 1.0), 0.0)
+
+
+def moved(
+    base: Trace, changed: Trace, stay: Stay, limit: Callable[[str], float], whole: Tensor | None = None
+) -> Moved | None:
+    """The first block of which a row moves that must not; None where none does.
+
+    Args:
+        stay: the rows that must not move.
+        limit: of each block, how far noise moves it.
+        whole: [B] bool: sequences whose outputs as a whole must not move either; None: these are not compared.
+    """
+    first: tuple[str, int, float] | None = None
+    last = 0.0
+    for name, rows in base.rows.items():
+        other, marks = changed.rows.get(name), stay(name, rows.shape[1])
+        if other is None or marks is None or other.shape != rows.shape:
+            continue
+        change = relative_change(rows, other) * marks.to(rows.device)
+        last = float(change.max()) if change.numel() else 0.0
+        count = int((change > limit(name)).sum())
+        if count and first is None:
+            first = name, count, last
+    for name, one in base.whole.items() if whole is not None else ():
+        other = changed.whole.get(name)
+        if other is not None and other.shape == one.shape and whole is not None:
+            change = relative_change(one, other) * whole.to(one.device)
+            last = max(last, float(change.max()))
+            if first is None and float(change.max()) > limit(name):
+                first = name, int((change > limit(name)).sum()), float(change.max())
+    return None if first is None else Moved(*first, moved=last)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far blocks of a model move though nothing changes: between equal passes, and between batches of two sizes."""
+
+    eps: float
+    floor: Mapping[str, float] = field(default_factory=dict)
+    """Block -> the largest relative change seen."""
+
+    def same_shape(self, name: str) -> float:
+        """The limit between passes of one shape, which round alike but for how experts share their tokens."""
+        return max(16 * self.eps, min(8 * self.floor.get(name, 0.0), math.sqrt(self.eps)))
+
+    def other_shape(self, name: str) -> float:
+        """The limit between passes of two shapes, whose kernels add up in other orders."""
+        return max(self.same_shape(name), math.sqrt(self.eps) / 2)

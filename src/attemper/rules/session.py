@@ -1,0 +1,257 @@
+"""One check of one model on one batch: what every rule reads, and how what it found becomes a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper.readings.labels import LAYER_KINDS
+from attemper.results.check import Rule
+from attemper.rules.keys import Breach, SeenKeys, sites_in_words
+from attemper.rules.moves import Moved, Noise, Runner, Stay, Trace, moved
+from attemper.rules.declared import Declared
+from attemper.sites.names import unwrap
+from attemper.rules.token_batch import TokenBatch
+from attemper.text import count
+
+
+@dataclass(frozen=True)
+class RuleKind:
+    """A rule of a check: the one record that adds it."""
+
+    name: str
+    judge: Callable[[Session], Rule]
+
+
+class CannotExchangeError(Exception):
+    """Says why tokens cannot be exchanged."""
+
+
+@dataclass
+class Tests:
+    """What exchanges of tokens have shown of a rule."""
+
+    cuts: int = 0
+    found: Moved | None = None
+    what: str = ""
+    """Which exchange moved it."""
+    reasons: list[str] = field(default_factory=list)
+    """Why others could not be made."""
+
+    def add(self, what: str, found: Moved | None) -> None:
+        """Takes one exchange."""
+        self.cuts += 1
+        if found is not None and self.found is None:
+            self.found, self.what = found, what
+
+
+@dataclass
+class Session:
+    """What rules read. ``base``: a pass of the batch as it is; ``again``: another, with other random numbers."""
+
+    model: nn.Module
+    batch: TokenBatch
+    declared: Declared
+    runner: Runner
+    keys: SeenKeys
+    base: Trace
+    again: Trace
+    noise: Noise
+    obstacle: str | None = None
+    """Why exchanges cannot be told from noise: equal passes differ."""
+    is_random: bool = False
+    """Whether passes draw random numbers: those of two shapes cannot be compared."""
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Any:
+        config = getattr(unwrap(self.model), "config", None)
+        text = getattr(config, "get_text_config", None)
+        return text() if callable(text) else config
+
+    def real(self, name: str) -> Tensor:
+        """[B, L] bool: which places of a sequence are tokens."""
+        side = self.declared if name == self.batch.tokens or self.declared.second is None else self.declared.second
+        if side.padding is not None:
+            return side.padding.value.to(self.batch.device)
+        return torch.ones(side.shape, dtype=torch.bool, device=self.batch.device)
+
+    def exchangeable(self, name: str) -> Tensor:
+        """[B, L] bool: tokens that may become others: neither padding nor one that the model's code may look for.
+
+        Raises:
+            CannotExchangeError: there is none, or nothing to take their place.
+        """
+        tokens = self.batch[name]
+        if tokens.is_floating_point():
+            return self.real(name)
+        special = torch.tensor(sorted(self._special), device=tokens.device, dtype=tokens.dtype)
+        marks = self.real(name) & ~torch.isin(tokens, special)
+        if not bool(marks.any()):
+            raise CannotExchangeError("the batch holds special tokens alone")
+        if len(self._candidates(tokens[marks])) < 2:
+            raise CannotExchangeError("ids cannot be exchanged: the vocabulary has one")
+        return marks
+
+    @property
+    def _special(self) -> set[int]:
+        """Ids that a configuration names: the end of a text, an image, padding."""
+        found: set[int] = set()
+        for config in (getattr(unwrap(self.model), "config", None), self.config):
+            for name, value in vars(config).items() if hasattr(config, "__dict__") else ():
+                if name.endswith(("token_id", "token_index", "token_ids")):
+                    found |= {one for one in (value if isinstance(value, list) else [value]) if type(one) is int}
+        return found
+
+    def _candidates(self, ids: Tensor) -> Tensor:
+        """Ids that may take the place of others: those of the batch, or of the vocabulary."""
+        own = ids.unique()
+        tables = (one for one in self.model.modules() if isinstance(one, nn.Embedding) and one.num_embeddings > own[-1])
+        table = next(tables, None)
+        if len(own) > 7 or table is None:
+            return own
+        every = torch.arange(table.num_embeddings, device=ids.device, dtype=ids.dtype)
+        allowed = every[~torch.isin(every, torch.tensor(sorted(self._special), device=ids.device, dtype=ids.dtype))]
+        return allowed if len(allowed) > len(own) else own
+
+    def exchange(self, name: str, places: Tensor, batch: TokenBatch | None = None) -> TokenBatch:
+        """The batch with other tokens at ``places`` [B, L] of a sequence.
+
+        Raises:
+            CannotExchangeError: no token there can become another.
+        """
+        batch = self.batch if batch is None else batch
+        tokens, allowed = batch[name], self.exchangeable(name)
+        marks = places & (allowed if allowed.shape == places.shape else allowed.expand(places.shape))
+        if not bool(marks.any()):
+            raise CannotExchangeError("no token there can be exchanged")
+        generator = torch.Generator().manual_seed(1)
+        if tokens.is_floating_point():
+            own = tokens[marks]
+            drawn = torch.randn(tokens.shape, generator=generator).to(tokens)
+            drawn = own.mean() + (own.std() if own.numel() > 1 and own.std() > 0 else 1.0) * drawn
+            return batch.with_arguments(**{name: torch.where(_spread(marks, tokens), drawn, tokens)})
+        known = self._candidates(tokens[marks])
+        at = torch.searchsorted(known, tokens.contiguous()).clamp(max=len(known) - 1)
+        steps = torch.randint(1, len(known), tokens.shape, generator=generator).to(tokens.device)
+        return batch.with_arguments(**{name: torch.where(marks, known[(at + steps) % len(known)], tokens)})
+
+    def stay(self, **marks: Tensor) -> Stay:
+        """Rows that must not move, by the sequence of as many tokens; all tokens of a sequence that is not named."""
+        by_length: dict[int, Tensor] = {}
+        for name, length in self.batch.lengths.items():
+            own = marks.get(name, self.real(name)).cpu()
+            by_length[length] = by_length[length] & own if length in by_length else own
+        # An output may end behind the last token of the longest sequence.
+        longest = max(by_length)
+        return lambda _, length: by_length.get(length, by_length[longest][:, :length] if length < longest else None)
+
+    def test(self, tests: Tests, what: str, name: str, places: Tensor, stay: Stay, whole: Tensor | None = None) -> None:
+        """Exchanges tokens at ``places`` and looks at what must ``stay``."""
+        try:
+            if self.obstacle is not None:
+                raise CannotExchangeError(self.obstacle)
+            changed = self.runner.trace(self.exchange(name, places))
+        except CannotExchangeError as error:
+            tests.reasons.append(str(error))
+        except Exception as error:  # whatever a model raises for other tokens
+            tests.reasons.append(f"the model does not take it: {type(error).__name__}: {error}"[:200])
+        else:
+            tests.add(what, moved(self.base, changed, stay, self.noise.same_shape, whole))
+
+    def none(self, name: str, why: str = "") -> Rule:
+        """The verdict on a rule that nothing declares."""
+        why = why or self.declared.notes.get(name, "nothing declares it")
+        return Rule(name, "not declared", None, "-", message=why)
+
+    def conclude(self, name: str, declared: str, forbidden: str, tests: Tests, forwards: int, advice: str) -> Rule:
+        """The verdict on a rule that is declared.
+
+        Args:
+            forbidden: what rows must not see, in words.
+            forwards: how many passes had run before.
+            advice: what to do where it is broken.
+        """
+        judged, breaches = self.keys.judged.get(name, []), self.keys.breaches.get(name, [])
+        used = self.runner.forwards - forwards
+        parts = [f"proved at {count(len(judged), 'site')}"] if judged else []
+        parts += (
+            [f"tested at {count(tests.cuts, 'cut')} ({count(used, 'forward pass', 'forward passes')})"]
+            if tests.cuts
+            else []
+        )
+        observed = "; ".join(parts) or "-"
+        if breaches or tests.found is not None:
+            return self._broken(name, declared, forbidden, tests, breaches, observed, used, advice)
+        # Layers that have no attention have no window.
+        left = {one: why for one, why in self.keys.unread.items() if name != "window" or why not in LAYER_KINDS}
+        unread = sites_in_words(left)
+        if not judged and not tests.cuts:
+            why = (
+                "; ".join(dict.fromkeys(tests.reasons))
+                or f"its keys cannot be read: {unread or 'no attention was seen'}"
+            )
+            return Rule(name, "cannot tell", declared, observed, message=why, forwards=used)
+        if not tests.cuts and left:
+            why = f"{observed}, and not at {unread}; " + "; ".join(dict.fromkeys(tests.reasons))
+            return Rule(name, "cannot tell", declared, observed, message=why, forwards=used)
+        notes = "".join(f"; not tested: {one}" for one in dict.fromkeys(tests.reasons))
+        return Rule(name, "kept", declared, observed + notes, message=observed + notes, forwards=used)
+
+    def _broken(
+        self,
+        name: str,
+        declared: str,
+        forbidden: str,
+        tests: Tests,
+        breaches: list[Breach],
+        observed: str,
+        used: int,
+        advice: str,
+    ) -> Rule:
+        breach, found = next(iter(breaches), None), tests.found
+        said = [] if breach is None else [_in_words(breach, len(breaches), forbidden)]
+        if found is not None:
+            where = "" if breach is not None and breach.site == found.site else f"{found.site}: "
+            said.append(f"{where}{tests.what} moves {count(found.rows, 'row')} by {found.at_site:.3g} of their size")
+        elif tests.cuts:
+            said.append("exchanging tokens moves nothing that was looked at")
+        site, rows = (found.site, found.rows) if found is not None else ("", 0)
+        if breach is not None and (found is None or self._place(breach.site) <= self._place(found.site)):
+            site, rows = breach.site, breach.rows
+        elif breach is not None:
+            said.reverse()
+        keys, weight = (None, None) if breach is None else (breach.extra, breach.weight)
+        size = None if found is None or not math.isfinite(found.moved) else found.moved
+        message = f"{'; '.join(said)}. {advice}"
+        return Rule(name, "broken", declared, observed, site, rows, keys, weight, size, message, used)
+
+    def _place(self, site: str) -> int:
+        """Where a site stands among the blocks in the order in which they ran."""
+        order = {name: place for place, name in enumerate(self.base.rows)}
+        module = site.partition("#")[0]
+        around = (
+            place for name, place in order.items() if name == site or name == module or module.startswith(f"{name}.")
+        )
+        return order.get(site, next(around, len(order)))
+
+
+def _in_words(breach: Breach, sites: int, forbidden: str) -> str:
+    more = f" (and {count(sites - 1, 'more site')})" if sites > 1 else ""
+    rows = f"{count(breach.rows, 'row')} see{'s' if breach.rows == 1 else ''}"
+    said = f"{breach.site}{more}: {rows} {breach.seen:.4g} keys where {breach.expected:.4g} are declared"
+    if breach.weight is not None:
+        said += f", {breach.extra:.4g} of them {forbidden}, with {breach.weight:.3g} of the weight"
+    elif breach.missing:
+        said += f", and lack {breach.missing:.4g}"
+    return said
+
+
+def _spread(marks: Tensor, like: Tensor) -> Tensor:
+    """Marks [B, L] that broadcast to [B, L, ...]."""
+    return marks.view(*marks.shape, *(1,) * (like.dim() - 2))
