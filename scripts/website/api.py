@@ -30,7 +30,7 @@ PAGES = (
     Page(
         "attemper", "attemper", "attemper",
         {
-            "Reading a model": ("scan", "Scan", "open", "pattern", "compare"),
+            "Reading a model": ("scan", "Scan", "open", "pattern", "compare", "check"),
             "Explaining a difference": ("fingerprint", "explain"),
             "Watching a training": ("watch", "tap", "AlarmLimits", "Store"),
             "Attention that reports": ("attention", "attention_statistics", "varlen_attention"),
@@ -44,7 +44,7 @@ PAGES = (
     Page(
         "types", "attemper.types", "attemper.types",
         {
-            "Of reading": ("Comparison", "Explanation", "Fingerprint", "Pattern", "Run", "Scan", "Watch"),
+            "Of reading": ("Check", "Comparison", "Explanation", "Fingerprint", "Pattern", "Run", "Scan", "Watch"),
             "Of attention": ("AttentionOutput", "AttentionStats"),
             "Of acting": ("Calibration", "Regularizer", "SigmaReparam", "Tempered"),
         },

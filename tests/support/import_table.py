@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("sites", "functional", "results", "results.pattern", "fingerprints", "store", "readings", "call", "backends"),
     },
     "fingerprints.taking": {"monitor", "sites", "fingerprints", "readings", "call", "backends"},
+    "rules": {"monitor", "sites", "results", "readings", "call", "backends"},
     "distributed": {"monitor", "sites", "results", "readings"},
     "monitor.watch": {"distributed", "monitor", "sites", "results", "store", "readings", "backends"},
     "control": {"monitor.watch", "distributed", "monitor", "sites", "nn", "functional", "schedules", "call"},

@@ -1,8 +1,8 @@
 """The command line: one file a verb, each parses, calls one library function and prints.
 
-Exit codes: 0 fine, 1 failed, 2 bad usage, 3 alarms with ``--fail-on-alarm``, a fault that ``compare --explain`` names or
-a rule that ``check`` finds broken, 130 interrupted. With ``--json`` stdout carries one JSON document and nothing else; progress and errors go
-to stderr.
+Exit codes: 0 fine, 1 failed, 2 bad usage, 3 alarms with ``--fail-on-alarm``, a fault that ``compare --explain`` names
+or a rule that ``check`` finds broken, 130 interrupted. With ``--json`` stdout carries one JSON document and nothing
+else; progress and errors go to stderr.
 """
 
 from __future__ import annotations

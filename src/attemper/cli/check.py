@@ -66,11 +66,11 @@ def check_of(model: str | None, words: str, given: Input) -> Check:
     if isinstance(batch, dict):
         tokens = min(batch["input_ids"].shape[1], given.max_length or TOKENS)
         left = getattr(tokenizer, "padding_side", "right") == "left"
-        batch = {name: _padded(part[:, :tokens], left, name) for name, part in batch.items()}
+        batch = {name: _with_padding(part[:, :tokens], left, name) for name, part in batch.items()}
     return attemper.check(loaded, batch, name=title_of(model))
 
 
-def _padded(part: Any, left: bool, name: str) -> Any:
+def _with_padding(part: Any, left: bool, name: str) -> Any:
     """Every second sequence with its last quarter, or its first, masked; ids stay, and nobody should read them."""
     if not name.endswith("attention_mask"):
         return part

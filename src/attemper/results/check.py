@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError
-from attemper.text import clean
+from attemper.text import clean, count
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -149,8 +149,8 @@ class Check:
         from rich.table import Table
         from rich.text import Text
 
-        about = f"{clean(self.model)}: {self.shape[0]} x {self.shape[1]} tokens, {self.forwards} forward passes"
-        yield Text(about, style="bold")
+        size, passes = f"{self.shape[0]} x {self.shape[1]}", count(self.forwards, "forward pass", "forward passes")
+        yield Text(f"{clean(self.model)}: tokens {size}, {passes}", style="bold")
         grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for title in ("rule", "verdict", "declared", "observed"):
             grid.add_column(title, overflow="fold", no_wrap=title in ("rule", "verdict"))

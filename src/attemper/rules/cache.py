@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attemper.results.check import Rule
-from attemper.rules.moves import Trace, moved
-from attemper.rules.session import RuleKind, Session, Tests
+from attemper.rules.moves import Trace, movement
+from attemper.rules.session import NotDeclaredError, RuleKind, Session, Tests
 from attemper.rules.token_batch import TokenBatch, takes
 
 NAMES = ("past_key_values", "cache", "cache_params")
@@ -19,28 +18,29 @@ PREFIX, BEYOND = 16, 48
 """Tokens that are read, and at most so many where a window is to be passed."""
 
 
-def judge(session: Session) -> Rule:
-    before, config = session.runner.forwards, session.config
+def judge(session: Session, tests: Tests) -> str | Rule:
     name = next((one for one in NAMES if takes(session.model, one)), None)
-    uses = takes(session.model, "use_cache") and bool(getattr(config, "use_cache", False))
-    if name is None or not uses or not any((session.declared.causal.value if session.declared.causal else {}).values()):
-        return session.none("cache", "the model has no cache")
-    said, tests = "config.use_cache", Tests()
+    uses = takes(session.model, "use_cache") and bool(getattr(session.config, "use_cache", False))
+    causal = session.declared.causal
+    if name is None or not uses or causal is None or not any(causal.value.values()):
+        raise NotDeclaredError("the model has no cache")
     written = session.batch.second or session.batch.tokens
-    if session.batch[written].is_floating_point() or session.is_random or session.obstacle is not None:
-        why = session.obstacle or ("passes draw random numbers" if session.is_random else "the batch holds no ids")
-        return Rule("cache", "cannot tell", said, "-", message=why)
+    vectors = "the batch holds no ids" if session.batch[written].is_floating_point() else None
+    why = session.obstacle or vectors or ("the model draws random numbers" if session.is_random else None)
+    if why is not None:
+        return Rule("cache", "cannot tell", "config.use_cache", "-", message=why)
     try:
         prefix = _prefix(session, written)
         tokens = prefix.lengths[written]
+        every, limit = torch.ones((1, tokens), dtype=torch.bool), session.noise.other_shape
         base = _read(session, prefix, written, name, [tokens], cached=False)
         for what, sizes in (("reading token by token", [1] * tokens), ("reading in two chunks", _halves(tokens))):
             changed = _read(session, prefix, written, name, sizes)
-            tests.add(what, moved(base, changed, lambda _, length: _all(length, tokens), session.noise.other_shape))
+            found = movement(base, changed, lambda _, length: every if length == tokens else None, limit)
+            tests.add(what, found)
     except Exception as error:  # whatever a model raises for a cache
         tests.reasons.append(f"the model does not read with a cache: {type(error).__name__}: {error}"[:200])
-    advice = "The cache has lost, moved or hidden keys: look at the positions and the mask of a pass that begins with a cache."
-    return session.conclude("cache", said, "", tests, before, advice)
+    return "config.use_cache"
 
 
 def _prefix(session: Session, written: str) -> TokenBatch:
@@ -82,8 +82,8 @@ def _read(
     return found
 
 
-def _all(length: int, tokens: int) -> Tensor | None:
-    return torch.ones((1, length), dtype=torch.bool) if length == tokens else None
-
-
-RULE = RuleKind("cache", judge)
+RULE = RuleKind(
+    "cache",
+    judge,
+    "Look at the positions and the mask of a pass that begins with a cache, and at what the cache keeps.",
+)

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import torch
 
-from attemper.results.check import Rule
-from attemper.rules.session import CannotExchangeError, RuleKind, Session, Tests
-
-CUTS = (1, 2, 3)
-"""Quarters of the sequence behind which all tokens are exchanged."""
+from attemper.rules.session import NotDeclaredError, RuleKind, Session, Tests
 
 
-def judge(session: Session) -> Rule:
-    declared, before = session.declared.causal, session.runner.forwards
-    if declared is None or not any(declared.value.values()):
-        return session.none("causal", "" if declared is None else f"{declared.source}: rows see later keys, too")
-    name, tests = session.batch.second or session.batch.tokens, Tests()
+def judge(session: Session, tests: Tests) -> str:
+    declared = session.declaration("causal")
+    if not any(declared.value.values()):
+        raise NotDeclaredError(f"{declared.source}: rows may see later keys, too")
+    name = session.batch.second or session.batch.tokens
     tokens = session.batch.lengths[name]
     places = torch.arange(tokens, device=session.batch.device)
     # At odd places: a leak within blocks of an even size shows.
-    for cut in sorted({min(tokens * quarter // 4 | 1, tokens - 1) for quarter in CUTS} - {0}):
-        try:
-            marks = (places >= cut) & session.exchangeable(name)
-        except CannotExchangeError as error:
-            tests.reasons.append(str(error))
-            break
+    for cut in sorted({min(tokens * quarter // 4 | 1, tokens - 1) for quarter in (1, 2, 3)} - {0}):
         stay = session.stay(**{name: (places < cut) & session.real(name)})
-        session.test(tests, f"exchanging tokens from place {cut} on", name, marks, stay)
-    advice = "Give the attention is_causal=True or a mask that hides later keys; a recurrent or convolving layer may only look back."
-    return session.conclude("causal", declared.source, "later tokens", tests, before, advice)
+        later = (places >= cut).expand(session.batch.shape[0], -1)
+        session.test(tests, f"exchanging tokens from place {cut} on", name, later, stay)
+    return declared.source
 
 
-RULE = RuleKind("causal", judge)
+RULE = RuleKind(
+    "causal",
+    judge,
+    "Give the attention is_causal=True or a mask that hides later keys; a recurrent layer or a convolution may only "
+    "look back.",
+    "later tokens",
+)

@@ -21,13 +21,13 @@ from attemper.rules import padding as of_padding
 from attemper.rules import repeat as of_repeat
 from attemper.rules import scores as of_scores
 from attemper.rules import window as of_window
+from attemper.rules.declared import declare
 from attemper.rules.keys import KeyCollector
 from attemper.rules.moves import Noise, Runner, Trace, relative_change
 from attemper.rules.session import Session
-from attemper.rules.declared import declare
+from attemper.rules.token_batch import TokenBatch
 from attemper.sites.find import all_sites
 from attemper.sites.names import Names, names_of
-from attemper.rules.token_batch import TokenBatch
 
 RULES = tuple(
     rule.RULE for rule in (of_causal, of_documents, of_padding, of_window, of_batch, of_cache, of_repeat, of_scores)
@@ -89,7 +89,7 @@ def check(
             with observation(model, collector):
                 run("check: the batch", model, batch, collector)
             session = _session(model, names, tokens, collector)
-            rules = tuple(kind.judge(session) for kind in RULES)
+            rules = tuple(kind.verdict(session) for kind in RULES)
         finally:
             state.put_back()
     found = session.keys

@@ -1,29 +1,30 @@
-"""What each row of a self-attention should see: what arguments, a batch and a configuration declare, in this order.
+"""What each row of a batch should see: what arguments, the batch and the configuration declare, in this order.
 
-:func:`declare` reads it, :meth:`Declared.allowed` tells it for some rows of one site, and
-:meth:`Declared.expected_keys` counts it for all of them. ``attemper.check`` holds models against it; whoever watches
-``visible_keys`` against ``expected_keys`` while training reads the same.
+Not what a layer's own attributes say, as ``expected_keys`` of a watch reads them: a layer is held against its model.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from attemper.call.expected import documents_of_numbers, documents_of_positions, documents_of_starts
 from attemper.errors import InputError
 from attemper.readings.labels import layer_of, pattern_of
+from attemper.rules.token_batch import HIDING, TokenBatch
 from attemper.sites.find import all_sites
 from attemper.sites.names import Names, unwrap
-from attemper.rules.token_batch import HIDING, TokenBatch
+from attemper.text import count
 
 Value = TypeVar("Value")
-_ROWS = 256
-"""Rows of a block: nothing is as large as all rows times all keys."""
+RULES_OF_KEYS = ("causal", "documents", "padding", "window")
+"""Rules that say which keys a row may see."""
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _CAUSAL_CLASS = re.compile(r"(ForCausalLM|LMHeadModel)$")
 
 
@@ -43,11 +44,11 @@ class Window:
     chunked: bool = False
 
     def __str__(self) -> str:
-        return f"chunks of {self.size}" if self.chunked else f"{self.size} keys"
+        return f"chunks of {self.size}" if self.chunked else count(self.size, "key")
 
 
 @dataclass(frozen=True)
-class Declared:
+class Declaration:
     """What rows of a batch [B, T] should see. Each part is None where nothing declares it."""
 
     shape: tuple[int, int]
@@ -61,10 +62,10 @@ class Declared:
     """[B, T] bool: which are tokens."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Rule -> why nothing declares it, where that is not plain."""
-    second: Declared | None = None
+    second: Declaration | None = None
     """Of the tokens that the decoder of an encoder-decoder writes."""
 
-    def side(self, site: str) -> Declared:
+    def side(self, site: str) -> Declaration:
         """What holds for the sequence that a self-attention of this name is over."""
         decoder = self.second is not None and (self.is_causal(site) or "decoder" in site)
         return self.second if decoder and self.second is not None else self
@@ -82,7 +83,7 @@ class Declared:
         layer = layer_of(site)
         return windows[layer] if layer is not None and layer < len(windows) else None
 
-    def allowed(self, rule: str, site: str, rows: Tensor) -> Tensor | None:
+    def allows(self, rule: str, site: str, rows: Tensor) -> Tensor | None:
         """[B or 1, R, T] bool: the keys that ``rows`` [R] of a self-attention over the T tokens may see by one rule;
         None where it does not bind this site.
 
@@ -109,18 +110,13 @@ class Declared:
         chunk = (keys - first).div(window.size, rounding_mode="floor")
         return chunk[:, rows, None] == chunk[:, None]
 
-    def expected(self, site: str, rows: Tensor, rules: Iterable[str] | None = None) -> Tensor:
-        """[B or 1, R, T] bool: the keys that ``rows`` should see by all rules, or by some."""
+    def expectation(self, site: str, rows: Tensor) -> Tensor:
+        """[B or 1, R, T] bool: the keys that ``rows`` should see by all rules together."""
         found = torch.ones((1, len(rows), self.shape[1]), dtype=torch.bool, device=rows.device)
-        for rule in ("causal", "documents", "window", "padding") if rules is None else rules:
-            allowed = self.allowed(rule, site, rows)
+        for rule in RULES_OF_KEYS:
+            allowed = self.allows(rule, site, rows)
             found = found if allowed is None else found & allowed
         return found
-
-    def expected_keys(self, site: str) -> Tensor:
-        """[B or 1, T] int64: how many keys each row of a self-attention over the tokens should see."""
-        parts = torch.arange(self.shape[1]).split(_ROWS)
-        return torch.cat([self.expected(site, rows).sum(-1) for rows in parts], 1)
 
 
 def declare(
@@ -133,7 +129,7 @@ def declare(
     causal: bool | None = None,
     window: int | None = None,
     padding: Tensor | None = None,
-) -> Declared:
+) -> Declaration:
     """What a batch's rows should see.
 
     Args:
@@ -151,9 +147,9 @@ def declare(
     if batch.second is not None:
         marks = batch.arguments.get("decoder_attention_mask")
         own = None if not isinstance(marks, Tensor) else Said(marks > 0, "decoder_attention_mask of the batch")
-        second = Declared((batch.shape[0], batch.lengths[batch.second]), causal=rows, padding=own)
+        second = Declaration((batch.shape[0], batch.lengths[batch.second]), causal=rows, padding=own)
     parts = _documents(where, batch, documents, real)
-    return Declared(batch.shape, parts, rows, _window(where, config, window), real, notes, second)
+    return Declaration(batch.shape, parts, rows, _window(where, config, window), real, notes, second)
 
 
 def _config(model: nn.Module) -> Any:
@@ -164,40 +160,33 @@ def _config(model: nn.Module) -> Any:
 
 
 def _documents(where: str, batch: TokenBatch, given: Any, real: Said[Tensor] | None) -> Said[Tensor] | None:
-    shape = batch.shape
+    shape, arguments = batch.shape, batch.arguments
     if given is not None:
         return Said(_given_documents(where, given, shape), "documents=")
-    marks = None if real is None else real.value
-    positions, cut = batch.arguments.get("position_ids"), None
-    if isinstance(positions, Tensor) and positions.shape[-2:] in (shape, (1, shape[1])) and positions.dim() == 2:
-        positions = positions.expand(shape)
-        cut = torch.zeros(shape, dtype=torch.bool, device=positions.device)
-        cut[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
-        if marks is not None:
-            cut[:, 1:] &= marks[:, :-1] & marks[:, 1:]
-        if bool(cut.any()):
-            return Said(cut.cumsum(1), "position_ids of the batch, which start anew")
     for name in ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens"):
-        starts = batch.arguments.get(name)
+        starts = arguments.get(name)
         if isinstance(starts, Tensor) and starts.dim() == 1 and len(starts) > 2:
             return Said(_of_starts(starts, shape), f"{name} of the batch")
-    for name, what in (("seq_idx", "of the batch"), ("attention_mask", "of the batch, which numbers documents")):
-        marks = batch.arguments.get(name)
-        whole = isinstance(marks, Tensor) and marks.shape == shape and marks.dtype not in (torch.bool,)
-        if whole and not marks.is_floating_point() and int(marks.max()) > (1 if name == "attention_mask" else 0):
-            return Said(
-                marks.long() - (marks == 0).long() if name == "attention_mask" else marks.long(), f"{name} {what}"
-            )
+    marks = None if real is None else real.value
+    positions, mask, numbers = (arguments.get(name) for name in ("position_ids", "attention_mask", "seq_idx"))
+    if isinstance(positions, Tensor) and positions.dim() == 2 and shape[1] > 1:
+        found = documents_of_positions(positions.expand(shape), marks)
+        if bool(found.any()):
+            return Said(found, "position_ids of the batch, which start anew")
+    if isinstance(mask, Tensor) and tuple(mask.shape) == shape and mask.dtype in _WHOLE and int(mask.max()) > 1:
+        return Said(documents_of_numbers(mask), "attention_mask of the batch, which numbers documents")
+    if isinstance(numbers, Tensor) and tuple(numbers.shape) == shape:
+        return Said(numbers.long(), "seq_idx of the batch")
     return None
 
 
 def _given_documents(where: str, given: Any, shape: tuple[int, int]) -> Tensor:
-    whole = isinstance(given, Tensor) and not given.is_floating_point() and given.dtype != torch.bool
+    whole = isinstance(given, Tensor) and given.dtype in _WHOLE
     if whole and tuple(given.shape) == shape:
         return given.long()
-    if whole and given.dim() == 1 and len(given) > 1 and int(given[0]) == 0 and bool((given.diff() >= 0).all()):
-        if int(given[-1]) == shape[1] or (int(given[-1]) == shape[0] * shape[1]):
-            return _of_starts(given, shape)
+    ends = (shape[1], shape[0] * shape[1])
+    if whole and given.dim() == 1 and len(given) > 1 and int(given[0]) == 0 and int(given[-1]) in ends:
+        return _of_starts(given, shape)
     got = f"{list(given.shape)} {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
     raise InputError(
         f"{where}(documents=...) must be the number of each token's document, whole numbers {list(shape)}, or "
@@ -207,9 +196,9 @@ def _given_documents(where: str, given: Any, shape: tuple[int, int]) -> Tensor:
 
 def _of_starts(starts: Tensor, shape: tuple[int, int]) -> Tensor:
     """The documents of tokens by where each begins, in a sequence or in the whole batch laid end to end."""
-    size = shape[1] if int(starts[-1]) == shape[1] else shape[0] * shape[1]
-    numbers = torch.searchsorted(starts.long(), torch.arange(size, device=starts.device), right=True) - 1
-    return numbers.expand(shape) if size == shape[1] else numbers.view(shape)
+    if int(starts[-1]) == shape[1]:
+        return documents_of_starts(starts, shape[1]).expand(shape)
+    return documents_of_starts(starts, shape[0] * shape[1]).view(shape)
 
 
 def _padding(where: str, model: nn.Module, batch: TokenBatch, given: Any) -> Said[Tensor] | None:

@@ -20,13 +20,12 @@ from attemper.call.seen_keys import rows_that_see
 from attemper.monitor.checked_model import attention_type
 from attemper.monitor.collector import Collector, PreparedCall
 from attemper.monitor.options import Scope
-from attemper.rules.declared import Declared
+from attemper.rules.declared import RULES_OF_KEYS, Declaration
 from attemper.sites.observation import AttentionCall
 from attemper.sites.padding import CallContext
 from attemper.statistics import ONE_PASS
+from attemper.text import counts
 
-BINDING = ("causal", "documents", "padding", "window")
-"""Rules that say which keys a row may see."""
 _ROWS = 256
 """Rows of a block, and the most whose weights are computed at a site."""
 _LARGEST = 2**23
@@ -67,9 +66,9 @@ class FinalScores:
 class SeenKeys:
     """What one pass has shown."""
 
-    judged: dict[str, list[str]] = field(default_factory=lambda: {rule: [] for rule in BINDING})
+    judged: dict[str, list[str]] = field(default_factory=lambda: {rule: [] for rule in RULES_OF_KEYS})
     """Rule -> the sites that were held against it, in their order."""
-    breaches: dict[str, list[Breach]] = field(default_factory=lambda: {rule: [] for rule in BINDING})
+    breaches: dict[str, list[Breach]] = field(default_factory=lambda: {rule: [] for rule in RULES_OF_KEYS})
     unread: dict[str, str] = field(default_factory=dict)
     """Layers and calls that could not be read, and why."""
     scores: list[FinalScores] = field(default_factory=list)
@@ -88,7 +87,7 @@ class _Counts:
 class KeyCollector(Collector):
     """Holds every call of a pass that went through against ``declared``."""
 
-    def __init__(self, model: nn.Module, declared: Declared) -> None:
+    def __init__(self, model: nn.Module, declared: Declaration) -> None:
         super().__init__(model, CallContext(), Scope(ONE_PASS, "reference", replace=False))
         self.declared = declared
         self.found = SeenKeys()
@@ -110,10 +109,10 @@ class KeyCollector(Collector):
         judged: list[tuple[str, Breach | None]] = []
         if fits or cross:
             sparse = attention_type(made.place, made.kind, made.problem) == "sparse"
-            counts = self._counts(side if fits else self.declared, site, made, sparse)
-            judged = [(rule, self._breach(rule, seen.name, site, made, one)) for rule, one in counts.items()]
+            found = self._counts(side if fits else self.declared, site, made, sparse)
+            judged = [(rule, self._breach(rule, seen.name, site, made, one)) for rule, one in found.items()]
         else:
-            seen.reason = f"its {queries} queries and {keys} keys are not the tokens of the batch"
+            seen.reason = f"its {counts(query=queries, key=keys)} are not the tokens of the batch"
         self._kept[id(seen.places)] = seen.places, judged, _final_scores(seen.name, made)
 
     def commit(self) -> None:
@@ -133,7 +132,7 @@ class KeyCollector(Collector):
         self._kept.clear()
         self._known.clear()
 
-    def _counts(self, declared: Declared, site: str, made: PreparedCall, sparse: bool) -> dict[str, _Counts]:
+    def _counts(self, declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, _Counts]:
         problem, mask = made.problem, made.problem.mask
         same = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
         packed = None if problem.cu_seqlens_q is None else tuple(problem.cu_seqlens_q.tolist())
@@ -157,25 +156,25 @@ class KeyCollector(Collector):
         return Breach(name, int(wrong.sum()), **mean, weight=weight)
 
 
-def _allowed(rule: str, declared: Declared, site: str, rows: Tensor, cross: bool) -> Tensor | None:
+def _allows(rule: str, declared: Declaration, site: str, rows: Tensor, cross: bool) -> Tensor | None:
     """[B or 1, R, K]; keys of another sequence have no places, only padding."""
-    return None if cross and rule != "padding" else declared.allowed(rule, site, rows)
+    return None if cross and rule != "padding" else declared.allows(rule, site, rows)
 
 
-def _count(declared: Declared, site: str, made: PreparedCall, sparse: bool) -> dict[str, _Counts]:
+def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, _Counts]:
     """Rule -> counts of a call, of the rules that bind it."""
     cross, problem = made.kind == "cross", made.problem
     batch, _, queries, _ = problem.query.shape
     real = torch.ones((batch, queries), dtype=torch.bool, device=problem.query.device)
     for tokens in (made.real, None if cross or declared.padding is None else declared.padding.value):
         real = real if tokens is None else real & tokens.to(real.device)
-    binding = [rule for rule in BINDING if _binds(rule, declared, site, cross)]
+    binding = [rule for rule in RULES_OF_KEYS if _binds(rule, declared, site, cross)]
     parts: dict[str, list[tuple[Tensor, ...]]] = {rule: [] for rule in binding}
     for rows in torch.arange(queries, device=real.device).split(_ROWS) if binding else ():
         visible = rows_that_see(problem, rows)
-        expected = None if cross else declared.expected(site, rows)[:, None]
+        expected = None if cross else declared.expectation(site, rows)[:, None]
         for rule in binding:
-            allowed = _allowed(rule, declared, site, rows, cross)
+            allowed = _allows(rule, declared, site, rows, cross)
             extra = torch.zeros_like(visible) if allowed is None else visible & ~allowed[:, None]
             lacking = rule == "window" and not sparse and expected is not None
             missing = (expected & ~visible) if lacking and expected is not None else torch.zeros_like(visible)
@@ -188,10 +187,10 @@ def _count(declared: Declared, site: str, made: PreparedCall, sparse: bool) -> d
     }
 
 
-def _binds(rule: str, declared: Declared, site: str, cross: bool) -> bool:
+def _binds(rule: str, declared: Declaration, site: str, cross: bool) -> bool:
     if rule == "window" and not cross:
         return declared.window is not None  # layers without a window, too: they should see all
-    return _allowed(rule, declared, site, torch.zeros(1, dtype=torch.int64), cross) is not None
+    return _allows(rule, declared, site, torch.zeros(1, dtype=torch.int64), cross) is not None
 
 
 def _mean_over_heads(marks: Tensor, batch: int) -> Tensor:
@@ -199,14 +198,14 @@ def _mean_over_heads(marks: Tensor, batch: int) -> Tensor:
     return marks.sum(-1).float().mean(1).expand(batch, -1)
 
 
-def _forbidden_weight(rule: str, declared: Declared, site: str, made: PreparedCall, wrong: Tensor) -> float:
+def _forbidden_weight(rule: str, declared: Declaration, site: str, made: PreparedCall, wrong: Tensor) -> float:
     """The mean weight on forbidden keys of the rows that see some, [B, Q] ``wrong``; of 256 of them at most."""
     rows = wrong.any(0).nonzero()[:, 0]
     rows = rows[:: -(-len(rows) // _ROWS)]
     total = count = 0.0
     size = max(_LARGEST // (made.problem.query.shape[:2].numel() * made.problem.key.shape[2]), 1)
     for part in rows.split(size):
-        allowed = _allowed(rule, declared, site, part, made.kind == "cross")
+        allowed = _allows(rule, declared, site, part, made.kind == "cross")
         assert allowed is not None
         weights = reference.weights(_off_device(pick(made.problem, part)))
         there = (weights * ~allowed[:, None].to(weights.device)).sum(-1).mean(1)  # [B, R]

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from attemper.monitor.shadow import eager
-from attemper.sites.names import Names, class_name, compiled_parts, is_script, unwrap
 from attemper.rules.token_batch import TokenBatch
+from attemper.sites.names import Names, class_name, compiled_parts, is_script, unwrap
 
 OUTPUT = "the output"
 COMPILED = "the output of the compiled model"
@@ -58,7 +58,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Moved:
+class Movement:
     """What moved and must not."""
 
     site: str
@@ -215,9 +215,9 @@ def relative_change(one: Tensor, two: Tensor) -> Tensor:
     return torch.where(torch.isfinite(one).all(-1) | torch.isfinite(two).all(-1), change.nan_to_num(1.0, 1.0), 0.0)
 
 
-def moved(
+def movement(
     base: Trace, changed: Trace, stay: Stay, limit: Callable[[str], float], whole: Tensor | None = None
-) -> Moved | None:
+) -> Movement | None:
     """The first block of which a row moves that must not; None where none does.
 
     Args:
@@ -243,7 +243,7 @@ def moved(
             last = max(last, float(change.max()))
             if first is None and float(change.max()) > limit(name):
                 first = name, int((change > limit(name)).sum()), float(change.max())
-    return None if first is None else Moved(*first, moved=last)
+    return None if first is None else Movement(*first, moved=last)
 
 
 @dataclass(frozen=True)

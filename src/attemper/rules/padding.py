@@ -5,42 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attemper.results.check import Rule
-from attemper.rules.moves import moved
-from attemper.rules.session import CannotExchangeError, RuleKind, Session, Tests
 from attemper.rules.declared import Said
+from attemper.rules.moves import movement
+from attemper.rules.session import CannotExchangeError, RuleKind, Session, Tests
 from attemper.rules.token_batch import HIDING, TokenBatch, takes
 
 ADDED = 5
 """Padded places that are added."""
 
 
-def judge(session: Session) -> Rule:
-    declared, before = session.declared.padding, session.runner.forwards
-    if declared is None:
-        return session.none("padding")
-    name, tests = session.batch.tokens, Tests()
-    real = session.real(name)
+def judge(session: Session, tests: Tests) -> str:
+    declared, real = session.declaration("padding"), session.real(session.batch.tokens)
     padded = int((~real).sum())
-    if padded:
+    if session.obstacle is not None:
+        tests.reasons.append(session.obstacle)
+    elif padded:
         _exchange(session, tests, real)
-    for side in ("right", "left"):
-        if session.obstacle is not None or session.is_random:
-            tests.reasons.append(session.obstacle or "padding added, since the model draws random numbers")
-            break
+    for side in ("right", "left") if session.obstacle is None else ():
         _add(session, tests, declared, side)
-    said = f"{padded} padded of {real.numel()} ({declared.source})"
-    advice = (
-        "Give every layer the mask, also pooling, convolutions and routers; with padding on the left give position_ids "
-        "that begin at the first token."
-    )
-    return session.conclude("padding", said, "of padding", tests, before, advice)
+    return f"{padded} padded of {real.numel()} ({declared.source})"
 
 
 def _exchange(session: Session, tests: Tests, real: Tensor) -> None:
     """Other things in padded places: embeddings where ids are read, since code may look for the id of padding."""
-    if session.obstacle is not None:
-        return
     name = session.batch.tokens
     whole = torch.ones(real.shape[0], dtype=torch.bool)
     tokens = session.batch[name]
@@ -50,14 +37,15 @@ def _exchange(session: Session, tests: Tests, real: Tensor) -> None:
         places = (~real).view(*real.shape, *(1,) * (tokens.dim() - 2))
         other = drawn if tokens.is_floating_point() else tokens.flip(0, 1)[:, :1].expand_as(tokens)
         changed = session.runner.trace(session.batch.with_arguments(**{name: torch.where(places, other, tokens)}))
-    found = moved(session.base, changed, session.stay(**{name: real}), session.noise.same_shape, whole)
+    found = movement(session.base, changed, session.stay(**{name: real}), session.noise.same_shape, whole)
     tests.add("exchanging what stands in padded places", found)
 
 
 def _add(session: Session, tests: Tests, declared: Said[Tensor], side: str) -> None:
     try:
-        batch = _padded(session, side, declared)
-        changed = session.runner.trace(batch)
+        if session.is_random:
+            raise CannotExchangeError("the model draws random numbers")
+        changed = session.runner.trace(_with_padding(session, side, declared))
     except CannotExchangeError as error:
         tests.reasons.append(f"padding added on the {side} ({error})")
         return
@@ -70,11 +58,11 @@ def _add(session: Session, tests: Tests, declared: Said[Tensor], side: str) -> N
     # A model that is used with padding on the right may give what its first place has as the whole.
     usual = side == "right" or not bool(real[:, 0].all())
     stay, whole = session.stay(), torch.ones(sequences, dtype=torch.bool) if usual else None
-    found = moved(session.base, changed, stay, session.noise.other_shape, whole)
+    found = movement(session.base, changed, stay, session.noise.other_shape, whole)
     tests.add(f"adding padding on the {side}", found)
 
 
-def _padded(session: Session, side: str, declared: Said[Tensor]) -> TokenBatch:
+def _with_padding(session: Session, side: str, declared: Said[Tensor]) -> TokenBatch:
     """The batch with padding on a side.
 
     Raises:
@@ -128,4 +116,10 @@ def _extend(part: Tensor, side: str, value: float) -> Tensor:
     return torch.cat([added, part] if side == "left" else [part, added], 1)
 
 
-RULE = RuleKind("padding", judge)
+RULE = RuleKind(
+    "padding",
+    judge,
+    "Give the mask to whatever mixes tokens, also pooling, convolutions and routers; with padding on the left give "
+    "position_ids that begin at the first token.",
+    "of padding",
+)

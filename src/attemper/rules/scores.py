@@ -6,45 +6,35 @@ import math
 
 from attemper.results.check import Rule
 from attemper.rules.keys import FinalScores
-from attemper.rules.session import RuleKind, Session
+from attemper.rules.session import NotDeclaredError, RuleKind, Session, Tests
 from attemper.text import count
 
 CAPS = ("attn_logit_softcapping", "attn_logit_softcap")
 """How configurations call it."""
 
 
-def judge(session: Session) -> Rule:
+def judge(session: Session, tests: Tests) -> Rule:
     cap = next((value for name in CAPS if (value := getattr(session.config, name, None))), None)
-    with_sinks = [name for name, one in session.modules.items() if getattr(one, "sinks", None) is not None]
-    said = [f"a softcap of {cap:g} ({next(n for n in CAPS if getattr(session.config, n, None))})"] if cap else []
-    said += [f"sinks at {count(len(with_sinks), 'site')} (their parameters)"] if with_sinks else []
+    with_sinks = {name for name, one in session.modules.items() if getattr(one, "sinks", None) is not None}
+    said = [f"a softcap of {cap:g} (config)"] if cap else []
+    said += [f"sinks at {count(len(with_sinks), 'site')} (parameters of the model)"] if with_sinks else []
     if not said:
-        return session.none("scores", "neither a softcap nor sinks are declared")
-    declared, sites = " and ".join(said), session.keys.scores
-    for one in sites:
-        wrong = _wrong(one, cap, one.site.partition("#")[0] in with_sinks, math.sqrt(max(session.base.eps, 1e-7)))
-        if wrong is not None:
-            advice = "Its kernel leaves it out: take another attention implementation."
-            return Rule(
-                "scores", "broken", declared, _observed(sites), one.site, message=f"{one.site}: {wrong}. {advice}"
-            )
-    missing = [name for name in with_sinks if name not in {one.site.partition("#")[0] for one in sites}]
-    if not sites or missing:
-        why = (
-            f"the scores of {missing[0] if missing else 'no site'} cannot be read"
-            if missing
-            else "no scores can be read"
-        )
-        reason = next(iter(session.keys.unread.values()), "")
-        return Rule(
-            "scores", "cannot tell", declared, _observed(sites), message=f"{why}{': ' if reason else ''}{reason}"
-        )
-    return Rule("scores", "kept", declared, _observed(sites), message=_observed(sites))
-
-
-def _observed(sites: list[FinalScores]) -> str:
-    seen = [one for one in sites if one.mismatch is not None]
-    return f"read at {count(len(sites), 'site')}, and the output follows from it at {len(seen)}" if sites else "-"
+        raise NotDeclaredError("neither a softcap nor sinks are declared")
+    sites = {one.site.partition("#")[0]: one for one in session.keys.scores}
+    seen = sum(one.mismatch is not None for one in sites.values())
+    observed = f"read at {count(len(sites), 'site')}, and the output follows from it at {seen}" if sites else "-"
+    limit = math.sqrt(max(session.base.eps, 1e-7))
+    wrong = ((name, _wrong(one, cap, name in with_sinks, limit)) for name, one in sites.items())
+    site, why = next(((name, why) for name, why in wrong if why is not None), (None, None))
+    declared = " and ".join(said)
+    if why is not None:
+        return Rule("scores", "broken", declared, observed, site, message=f"{site}: {why}. {RULE.advice}")
+    missing = sorted(with_sinks - sites.keys())
+    if missing or not sites:
+        reason = next(iter(session.keys.unread.values()), "no attention was seen")
+        message = f"the scores of {missing[0] if missing else 'the model'} cannot be read: {reason}"
+        return Rule("scores", "cannot tell", declared, observed, message=message)
+    return Rule("scores", "kept", declared, observed, message=observed)
 
 
 def _wrong(one: FinalScores, cap: float | None, sink: bool, limit: float) -> str | None:
@@ -57,4 +47,4 @@ def _wrong(one: FinalScores, cap: float | None, sink: bool, limit: float) -> str
     return None
 
 
-RULE = RuleKind("scores", judge)
+RULE = RuleKind("scores", judge, "Its kernel leaves it out: take another attention implementation.")

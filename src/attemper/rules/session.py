@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 
 from attemper.readings.labels import LAYER_KINDS
 from attemper.results.check import Rule
+from attemper.rules.declared import Declaration, Said
 from attemper.rules.keys import Breach, SeenKeys, sites_in_words
-from attemper.rules.moves import Moved, Noise, Runner, Stay, Trace, moved
-from attemper.rules.declared import Declared
-from attemper.sites.names import unwrap
+from attemper.rules.moves import Movement, Noise, Runner, Stay, Trace, movement
 from attemper.rules.token_batch import TokenBatch
+from attemper.sites.names import unwrap
 from attemper.text import count
 
 
@@ -25,7 +24,27 @@ class RuleKind:
     """A rule of a check: the one record that adds it."""
 
     name: str
-    judge: Callable[[Session], Rule]
+    judge: Callable[[Session, Tests], str | Rule]
+    """Makes the tests; gives what is declared, in words, or the verdict where there is nothing to test."""
+    advice: str
+    """What to do where it is broken."""
+    forbidden: str = ""
+    """What rows must not see, in words, for the rules that say which keys a row may see."""
+
+    def verdict(self, session: Session) -> Rule:
+        """What became of the rule."""
+        before, tests = session.runner.forwards, Tests()
+        try:
+            declared = self.judge(session, tests)
+        except NotDeclaredError as error:
+            return Rule(self.name, "not declared", None, "-", message=str(error))
+        if isinstance(declared, Rule):
+            return declared
+        return session.conclude(self, declared, tests, session.runner.forwards - before)
+
+
+class NotDeclaredError(Exception):
+    """Says why nothing declares a rule."""
 
 
 class CannotExchangeError(Exception):
@@ -37,13 +56,13 @@ class Tests:
     """What exchanges of tokens have shown of a rule."""
 
     cuts: int = 0
-    found: Moved | None = None
+    found: Movement | None = None
     what: str = ""
     """Which exchange moved it."""
     reasons: list[str] = field(default_factory=list)
     """Why others could not be made."""
 
-    def add(self, what: str, found: Moved | None) -> None:
+    def add(self, what: str, found: Movement | None) -> None:
         """Takes one exchange."""
         self.cuts += 1
         if found is not None and self.found is None:
@@ -56,7 +75,7 @@ class Session:
 
     model: nn.Module
     batch: TokenBatch
-    declared: Declared
+    declared: Declaration
     runner: Runner
     keys: SeenKeys
     base: Trace
@@ -162,89 +181,80 @@ class Session:
         except Exception as error:  # whatever a model raises for other tokens
             tests.reasons.append(f"the model does not take it: {type(error).__name__}: {error}"[:200])
         else:
-            tests.add(what, moved(self.base, changed, stay, self.noise.same_shape, whole))
+            tests.add(what, movement(self.base, changed, stay, self.noise.same_shape))
 
-    def none(self, name: str, why: str = "") -> Rule:
-        """The verdict on a rule that nothing declares."""
-        why = why or self.declared.notes.get(name, "nothing declares it")
-        return Rule(name, "not declared", None, "-", message=why)
+    def declaration(self, rule: str, why: str = "nothing declares it") -> Said[Any]:
+        """What is declared of a rule of ``Declaration``.
 
-    def conclude(self, name: str, declared: str, forbidden: str, tests: Tests, forwards: int, advice: str) -> Rule:
-        """The verdict on a rule that is declared.
-
-        Args:
-            forbidden: what rows must not see, in words.
-            forwards: how many passes had run before.
-            advice: what to do where it is broken.
+        Raises:
+            NotDeclaredError: nothing is.
         """
-        judged, breaches = self.keys.judged.get(name, []), self.keys.breaches.get(name, [])
-        used = self.runner.forwards - forwards
+        said = getattr(self.declared, rule)
+        if said is None:
+            raise NotDeclaredError(self.declared.notes.get(rule, why))
+        return said
+
+    def conclude(self, kind: RuleKind, declared: str, tests: Tests, forwards: int) -> Rule:
+        """The verdict on a rule that is declared and was tested."""
+        name, judged = kind.name, self.keys.judged.get(kind.name, [])
         parts = [f"proved at {count(len(judged), 'site')}"] if judged else []
-        parts += (
-            [f"tested at {count(tests.cuts, 'cut')} ({count(used, 'forward pass', 'forward passes')})"]
-            if tests.cuts
-            else []
-        )
-        observed = "; ".join(parts) or "-"
-        if breaches or tests.found is not None:
-            return self._broken(name, declared, forbidden, tests, breaches, observed, used, advice)
+        passes = f" ({count(forwards, 'forward pass', 'forward passes')})" if forwards else ""
+        parts += [f"tested at {count(tests.cuts, 'cut')}{passes}"] if tests.cuts else []
+        observed, reasons = "; ".join(parts) or "-", "; ".join(dict.fromkeys(tests.reasons))
+        if self.keys.breaches.get(name) or tests.found is not None:
+            return self._with_breach(kind, tests, Rule(name, "broken", declared, observed, forwards=forwards))
         # Layers that have no attention have no window.
         left = {one: why for one, why in self.keys.unread.items() if name != "window" or why not in LAYER_KINDS}
         unread = sites_in_words(left)
-        if not judged and not tests.cuts:
-            why = (
-                "; ".join(dict.fromkeys(tests.reasons))
-                or f"its keys cannot be read: {unread or 'no attention was seen'}"
-            )
-            return Rule(name, "cannot tell", declared, observed, message=why, forwards=used)
-        if not tests.cuts and left:
-            why = f"{observed}, and not at {unread}; " + "; ".join(dict.fromkeys(tests.reasons))
-            return Rule(name, "cannot tell", declared, observed, message=why, forwards=used)
-        notes = "".join(f"; not tested: {one}" for one in dict.fromkeys(tests.reasons))
-        return Rule(name, "kept", declared, observed + notes, message=observed + notes, forwards=used)
+        if not tests.cuts and (left or not judged):
+            why = f"{observed}, and not at {unread}; {reasons}".rstrip("; ")
+            if not judged:
+                why = reasons or f"no keys were read: {unread or 'no attention was seen'}"
+            return Rule(name, "cannot tell", declared, observed, message=why, forwards=forwards)
+        observed += f"; not tested: {reasons}" if reasons else ""
+        return Rule(name, "kept", declared, observed, message=observed, forwards=forwards)
 
-    def _broken(
-        self,
-        name: str,
-        declared: str,
-        forbidden: str,
-        tests: Tests,
-        breaches: list[Breach],
-        observed: str,
-        used: int,
-        advice: str,
-    ) -> Rule:
-        breach, found = next(iter(breaches), None), tests.found
-        said = [] if breach is None else [_in_words(breach, len(breaches), forbidden)]
+    def _with_breach(self, kind: RuleKind, tests: Tests, rule: Rule) -> Rule:
+        """The rule with where it is broken, and how far."""
+        breaches, found = self.keys.breaches.get(kind.name, []), tests.found
+        breach = next(iter(breaches), None)
+        said = [] if breach is None else [_in_words(breach, len(breaches), kind.forbidden)]
+        site, rows = (found.site, found.rows) if found is not None else ("", 0)
         if found is not None:
-            where = "" if breach is not None and breach.site == found.site else f"{found.site}: "
-            said.append(f"{where}{tests.what} moves {count(found.rows, 'row')} by {found.at_site:.3g} of their size")
+            where = "" if breach is not None and breach.site == site else f"{site}: "
+            said.append(f"{where}{tests.what} moves {count(rows, 'row')} by {found.at_site:.3g} of their size")
+            if breach is None and site in self.keys.judged.get(kind.name, ()):
+                said.append("its rows see the keys that are declared: something beside the attention mixes tokens")
+            elif breach is None and site in self.keys.unread and self.keys.unread[site] not in LAYER_KINDS:
+                said.append(self.keys.unread[site])
         elif tests.cuts:
             said.append("exchanging tokens moves nothing that was looked at")
-        site, rows = (found.site, found.rows) if found is not None else ("", 0)
         if breach is not None and (found is None or self._place(breach.site) <= self._place(found.site)):
             site, rows = breach.site, breach.rows
         elif breach is not None:
             said.reverse()
-        keys, weight = (None, None) if breach is None else (breach.extra, breach.weight)
-        size = None if found is None or not math.isfinite(found.moved) else found.moved
-        message = f"{'; '.join(said)}. {advice}"
-        return Rule(name, "broken", declared, observed, site, rows, keys, weight, size, message, used)
+        return replace(
+            rule,
+            site=site,
+            rows=rows,
+            keys=None if breach is None else breach.extra,
+            weight=None if breach is None else breach.weight,
+            moved=None if found is None else found.moved,
+            message=f"{'; '.join(said)}. {kind.advice}",
+        )
 
     def _place(self, site: str) -> int:
         """Where a site stands among the blocks in the order in which they ran."""
         order = {name: place for place, name in enumerate(self.base.rows)}
         module = site.partition("#")[0]
-        around = (
-            place for name, place in order.items() if name == site or name == module or module.startswith(f"{name}.")
-        )
+        around = (place for name, place in order.items() if name == module or module.startswith(f"{name}."))
         return order.get(site, next(around, len(order)))
 
 
 def _in_words(breach: Breach, sites: int, forbidden: str) -> str:
     more = f" (and {count(sites - 1, 'more site')})" if sites > 1 else ""
-    rows = f"{count(breach.rows, 'row')} see{'s' if breach.rows == 1 else ''}"
-    said = f"{breach.site}{more}: {rows} {breach.seen:.4g} keys where {breach.expected:.4g} are declared"
+    seen = f"{breach.seen:.4g} keys where {breach.expected:.4g} are declared"
+    said = f"{breach.site}{more}: {count(breach.rows, 'row')}, which see {seen}"
     if breach.weight is not None:
         said += f", {breach.extra:.4g} of them {forbidden}, with {breach.weight:.3g} of the weight"
     elif breach.missing:

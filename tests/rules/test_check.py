@@ -1,0 +1,299 @@
+"""``attemper.check`` on models that are right and models that are not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attemper
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def llama(**changes: Any) -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, **changes})).eval()
+
+
+def ids(sequences: int = 2, tokens: int = 48) -> Tensor:
+    return torch.randint(5, 90, (sequences, tokens))
+
+
+def packed(*lengths: int) -> Tensor:
+    """Positions of documents of these lengths, [1, T]."""
+    return torch.cat([torch.arange(length) for length in lengths])[None]
+
+
+def mask(sequences: int = 2, tokens: int = 48, padded: int = 10, *, left: bool = False) -> Tensor:
+    marks = torch.ones((sequences, tokens), dtype=torch.int64)
+    marks[1, -padded:] = 0
+    return marks.flip(1) if left else marks
+
+
+def verdicts(report: Any) -> dict[str, str]:
+    return {rule.name: rule.verdict for rule in report.rules}
+
+
+def test_documents_of_a_packed_llama_leak_with_the_default_cache_and_with_a_mask_of_ones_alone():
+    model, batch = llama(num_hidden_layers=3), {"input_ids": ids(1, 64), "position_ids": packed(40, 24)}
+    found = attemper.check(model, batch)["documents"]
+    assert found.verdict == "broken"
+    assert found.site == "model.layers.0.self_attn"
+    assert found.declared == "2 documents in a sequence (position_ids of the batch, which start anew)"
+    assert (found.rows, found.keys) == (24, 40)
+    assert found.weight == pytest.approx(0.77, abs=0.02)
+    assert found.moved == pytest.approx(1, abs=0.9)
+    assert "24 rows, which see 52.5 keys where 12.5 are declared" in found.message
+    assert attemper.check(model, {**batch, "use_cache": False})["documents"].verdict == "kept"
+    ones = {"use_cache": False, "attention_mask": torch.ones((1, 64), dtype=torch.int64)}
+    assert attemper.check(model, {**batch, **ones})["documents"].verdict == "broken"
+
+
+def test_a_delta_rule_carries_its_state_into_the_next_document_and_is_named():
+    sizes = {
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = transformers.Qwen3NextConfig(
+        **{**SMALL, "num_hidden_layers": 4}, head_dim=8, **sizes, **experts, shared_expert_intermediate_size=32
+    )
+    batch = {"input_ids": ids(1, 48), "position_ids": packed(20, 28), "use_cache": False}
+    report = attemper.check(transformers.Qwen3NextForCausalLM(config).eval(), batch)
+    found = report["documents"]
+    assert (found.verdict, found.site, found.weight) == ("broken", "model.layers.0.linear_attn", None)
+    assert "proved at 1 site" in found.observed  # its attention keeps documents apart
+    assert report.unread["model.layers.0.linear_attn"] == "delta rule"
+    assert [rule.name for rule in report.broken] == ["documents"]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_padded_batch_is_kept_on_either_side(left: bool):
+    report = attemper.check(llama(), {"input_ids": ids(), "attention_mask": mask(left=left)})
+    expected = {"causal": "kept", "documents": "not declared", "padding": "kept", "window": "not declared"}
+    expected |= {"batch": "kept", "cache": "kept", "repeat": "kept", "scores": "not declared"}
+    assert verdicts(report) == expected
+    assert report["padding"].declared == "10 padded of 96 (attention_mask of the batch)"
+    assert report["padding"].observed == "proved at 2 sites; tested at 3 cuts (3 forward passes)"
+    report.raise_if_broken()
+
+
+def test_a_bool_mask_that_eager_attention_adds_to_its_scores_hides_nothing():
+    """Eager attention of transformers adds a bool mask as 0 and 1; SDPA reads it as a mask."""
+    batch = {"input_ids": ids(1, 40), "attention_mask": torch.ones(40, 40, dtype=torch.bool).tril()[None, None]}
+    assert attemper.check(llama(attn_implementation="sdpa"), batch)["causal"].verdict == "kept"
+    found = attemper.check(llama(attn_implementation="eager"), batch)["causal"]
+    assert (found.verdict, found.site, found.keys) == ("broken", "model.layers.0.self_attn", None)
+    assert "transformers' eager attention adds as 0 and 1, so that it hides nothing" in found.message
+
+
+def test_positions_that_begin_in_the_padding_move_a_model_with_learned_positions():
+    sizes = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    special = {"bos_token_id": 0, "eos_token_id": 0}
+    model, marks = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **special)).eval(), mask(left=True)
+    batch = {"input_ids": ids(), "attention_mask": marks}
+    found = attemper.check(model, batch)["padding"]
+    assert (found.verdict, found.site) == ("broken", "transformer.wpe")
+    assert "adding padding on the left" in found.message
+    positions = (marks.cumsum(1) - 1).clamp(min=0)
+    attemper.check(model, {**batch, "position_ids": positions}).raise_if_broken()
+
+
+def test_an_encoder_decoder_is_causal_on_one_side_alone():
+    sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    batch = {"input_ids": ids(), "attention_mask": mask(), "decoder_input_ids": ids(2, 30)}
+    report = attemper.check(model, batch)
+    assert (report["causal"].verdict, report["causal"].observed[:17]) == ("kept", "proved at 2 sites")
+    assert (report["padding"].verdict, report["padding"].observed[:17]) == ("kept", "proved at 4 sites")  # cross, too
+    assert not report.broken
+
+
+def test_torch_layers_keep_and_break_what_is_declared_of_them():
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False
+    )
+    causal, states = nn.Transformer.generate_square_subsequent_mask(24), torch.randn(2, 24, 32)
+    report = attemper.check(model.eval(), {"src": states, "mask": causal, "is_causal": True})
+    assert (report["causal"].verdict, report["causal"].declared) == ("kept", "is_causal of the batch")
+    hidden = torch.zeros((2, 24), dtype=torch.bool)
+    hidden[1, 18:] = True
+    assert attemper.check(model, {"src": states, "src_key_padding_mask": hidden})["padding"].verdict == "kept"
+    found = attemper.check(model, states, causal=True)["causal"]
+    assert (found.verdict, found.site, found.declared) == ("broken", "layers.0.self_attn", "causal=")
+    leak = attemper.check(model, states, documents=torch.tensor([[0] * 10 + [1] * 14] * 2))["documents"]
+    assert (leak.verdict, leak.site) == ("broken", "layers.0.self_attn")
+
+
+class Mixer(nn.Module):
+    """A language model whose tokens are mixed by one layer."""
+
+    def __init__(self, layer: nn.Module, vocabulary: int = 100, width: int = 16) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(vocabulary, width), layer
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.layer(self.embedding(ids))
+        return states[0] if isinstance(states, tuple) else states
+
+
+class Attention(nn.Module):
+    """Attention that is written by hand, over keys of at most ``ahead`` places behind a row's own, ``back`` before."""
+
+    def __init__(self, ahead: int = 0, back: int = 1000, width: int = 16) -> None:
+        super().__init__()
+        self.project, self.ahead, self.back = nn.Linear(width, 3 * width), ahead, back
+
+    def forward(self, states: Tensor) -> Tensor:
+        query, key, value = self.project(states).chunk(3, -1)
+        distance = torch.arange(states.shape[1]) - torch.arange(states.shape[1])[:, None]
+        hidden = (distance > self.ahead) | (distance < -self.back)
+        scores = (query @ key.transpose(1, 2) / query.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1) @ value
+
+
+class Normalized(nn.Module):
+    """A norm over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.norm(states.transpose(1, 2)).transpose(1, 2)
+
+
+class Noisy(nn.Module):
+    """Dropout that nobody turns off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.dropout(self.project(states), 0.3)
+
+
+def test_attention_by_hand_is_read_and_a_key_too_many_is_one():
+    assert attemper.check(Mixer(Attention()).eval(), ids(), causal=True)["causal"].verdict == "kept"
+    found = attemper.check(Mixer(Attention(ahead=1)).eval(), ids(), causal=True)["causal"]
+    assert (found.verdict, found.site, found.keys) == ("broken", "layer", 1)
+    report = attemper.check(Mixer(Attention(back=7)).eval(), ids(), causal=True, window=8)
+    assert (report["window"].verdict, report["window"].observed) == (
+        "kept",
+        "proved at 1 site; tested at 1 cut (1 forward pass)",
+    )
+    for back in (6, 8):
+        found = attemper.check(Mixer(Attention(back=back)).eval(), ids(), causal=True, window=8)["window"]
+        assert (found.verdict, found.site, found.rows) == ("broken", "layer", 2 * (48 - min(back + 1, 8)))
+
+
+def test_a_recurrent_layer_is_tested_by_exchanging_tokens_alone():
+    documents = packed(20, 28).eq(0).cumsum(1).expand(2, -1)
+    report = attemper.check(Mixer(nn.GRU(16, 16, batch_first=True)).eval(), ids(), causal=True, documents=documents)
+    assert (report["causal"].verdict, report["causal"].observed) == ("kept", "tested at 3 cuts (3 forward passes)")
+    assert (report["documents"].verdict, report["documents"].site) == ("broken", "layer")
+    both = Mixer(nn.GRU(16, 16, batch_first=True, bidirectional=True)).eval()
+    assert attemper.check(both, ids(), causal=True)["causal"].verdict == "broken"
+
+
+def test_a_batch_norm_in_training_mode_mixes_sequences_and_its_statistics_are_put_back():
+    model = Mixer(Normalized())
+    before = {name: part.clone() for name, part in model.state_dict().items()}
+    found = attemper.check(model.train(), ids())["batch"]
+    assert (found.verdict, found.site) == ("broken", "layer.norm")
+    assert all(torch.equal(before[name], part) for name, part in model.state_dict().items())
+    assert attemper.check(model.eval(), ids())["batch"].verdict == "kept"
+
+
+def test_random_numbers_break_one_rule_and_leave_the_others_to_be_tested():
+    model, batch, state = Mixer(Noisy()).eval(), ids(), torch.get_rng_state()
+    report = attemper.check(model, batch, causal=True)
+    assert torch.equal(state, torch.get_rng_state())
+    assert [rule.name for rule in report.broken] == ["repeat"]
+    assert report["causal"].verdict == "kept"
+
+
+def test_windows_of_a_configuration_hold_at_layers_with_one_and_without():
+    config = transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, sliding_window_pattern=2)
+    model = transformers.Gemma3ForCausalLM(config).eval()
+    report = attemper.check(model, {"input_ids": ids(), "attention_mask": mask()})
+    assert (report["window"].verdict, report["window"].declared) == ("kept", "8 keys (config.layer_types)")
+    short = {"input_ids": ids(2, 8)}
+    assert attemper.check(model, short)["window"].message == "the window is not shorter than the 8 tokens of the batch"
+    assert not report.broken
+
+
+def test_a_softcap_and_sinks_are_read_from_the_final_scores():
+    config = transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=8, attn_implementation="eager")
+    model = transformers.Gemma2ForCausalLM(config).eval()
+    assert attemper.check(model, {"input_ids": ids()})["scores"].verdict == "kept"
+    model.model.layers[1].self_attn.attn_logit_softcapping = None
+    found = attemper.check(model, {"input_ids": ids()})["scores"]
+    assert (found.verdict, found.site) == ("broken", "model.layers.1.self_attn")
+    assert "its softcap is none, declared is 50" in found.message
+
+
+@pytest.mark.slow("compiles a model for several shapes")
+def test_a_compiled_model_is_checked_as_it_was_written_and_as_it_runs():
+    model = torch.compile(Mixer(Attention(ahead=1)).eval(), backend="eager")
+    found = attemper.check(model, ids(), causal=True)["causal"]
+    assert (found.verdict, found.site) == ("broken", "layer")
+    kept = attemper.check(torch.compile(Mixer(Attention()).eval(), backend="eager"), ids(), causal=True)["causal"]
+    assert (kept.verdict, kept.observed) == ("kept", "proved at 1 site; tested at 3 cuts (6 forward passes)")
+
+
+def test_bad_input_is_one_clear_line():
+    model = Mixer(Attention()).eval()
+    one = attemper.check(Mixer(Attention(), vocabulary=1).eval(), torch.zeros((2, 8), dtype=torch.int64), causal=True)
+    assert (one["causal"].verdict, one["batch"].message) == ("kept", "ids cannot be exchanged: the vocabulary has one")
+    assert one["batch"].verdict == "cannot tell"
+    nothing = attemper.check(model, ids())
+    assert {rule.message for rule in nothing.unproved} == {
+        "nothing declares it",
+        "the model has no cache",
+        "neither a softcap nor sinks are declared",
+    }
+    for wrong, said in (
+        ({"documents": torch.zeros((2, 7), dtype=torch.int64)}, r"whole numbers \[2, 48\], or cu_seqlens"),
+        ({"documents": torch.zeros(2, 48)}, r"got \[2, 48\] torch.float32"),
+        ({"padding": torch.ones(2, 47, dtype=torch.int64)}, r"1 for a token and 0 for padding; got \[2, 47\]"),
+        ({"window": 0}, "an int of at least 1; got 0"),
+        ({"causal": "yes"}, "must be True, False or None, got 'yes'"),
+    ):
+        with pytest.raises(attemper.InputError, match=said):
+            attemper.check(model, ids(), **wrong)
+    with pytest.raises(attemper.InputError, match=r"must be a torch.nn.Module, got str"):
+        attemper.check("gpt2", ids())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(attemper.InputError, match=r"must be a dict .* got str"):
+        attemper.check(model, "text")
+    with pytest.raises(attemper.InputError, match="holds no tokens"):
+        attemper.check(model, {"labels": torch.zeros(2)})
+
+
+def test_a_report_is_json_a_page_and_an_error(tmp_path: Any):
+    report = attemper.check(Mixer(Attention(ahead=1)).eval(), ids(), causal=True, name="mine")
+    with pytest.raises(AssertionError, match=r"(?s)mine breaks what is declared.*causal: layer: 94 rows"):
+        report.raise_if_broken()
+    assert attemper.types.Check.from_dict(json.loads(report.to_json())) == report
+    page = report.to_html(tmp_path / "check.html").read_text("utf-8")
+    assert "1 rule is broken" in page
+    assert "later tokens" in page
+    assert str(report).startswith("mine: tokens 2 x 48, 9 forward passes")
+    with pytest.raises(attemper.InputError, match="this is no JSON"):
+        attemper.types.Check.from_dict({})
