@@ -34,7 +34,7 @@ for profile, examples in {"default": 20, "all": 40, "nightly": 1500}.items():
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what a default run holds back, too")
-    parser.addoption("--fuzz", type=int, help="random calls of tests/fuzz (100, with --all 1,000)")
+    parser.addoption("--fuzz", type=int, help="random calls of tests/fuzz (60, with --all 1,000)")
     parser.addoption("--fuzz-from", type=int, default=0, help="the first seed of tests/fuzz")
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what the tests found")
 

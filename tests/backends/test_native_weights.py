@@ -132,6 +132,16 @@ def hostile(n: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("normalizer", "number"), NORMALIZERS)
 @pytest.mark.parametrize("n", [1, 2, 17, 64, 300, 1100])
+@pytest.mark.quick(
+    "-1-softmax-0.0",
+    "-17-entmax-1.75",
+    "-300-topk-64.0",
+    "-64-entmax15-0.0",
+    "-1100-sparsemax-0.0",
+    "-1100-entmax-1.25",
+    "-2-threshold-0.3",
+    "-64-sigmoid",
+)
 def test_weights_agree_with_float64_on_hostile_rows(normalizer: str, number: float, n: int):
     for name, scores in hostile(n).items():
         got, want = native_rows.weights(scores, normalizer, number).double(), wanted(scores, normalizer, number)
@@ -145,6 +155,7 @@ def test_weights_agree_with_float64_on_hostile_rows(normalizer: str, number: flo
 
 
 @pytest.mark.parametrize("alpha", [1 + 1e-7, 1.001, 1.1, 1.25, 1.4, 1.7, 1.999])
+@pytest.mark.quick("1.1", "1.999")
 def test_no_weight_of_entmax_is_off_by_more_than_five_roundings_of_the_largest(alpha: float):
     """The search begins with few digits. Nothing is left of that, however many keys are at the border."""
     normal = torch.randn(6, 550)

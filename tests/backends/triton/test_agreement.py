@@ -24,7 +24,7 @@ def some(table: list[cases.Case], names: tuple[str, ...]) -> list:
 
 
 FEATURES = (
-    "mask with empty rows", "sink, empty rows", "temperature per row", "bfloat16", "float16",
+    "mask with empty rows", "temperature per row", "bfloat16",
 )  # fmt: skip
 """Enough to see by default, beside "all at once" below; --all takes the features one by one."""
 
