@@ -64,6 +64,7 @@ def test_every_advice_stands_under_its_title():
         "SPAN",
         "LEAST_FALL",
         "LEAST_SPREAD",
+        "LEAST_SHARE",
         "LASTING",
         "STEADY",
         "LATEST",

@@ -15,6 +15,7 @@ from torch import nn
 import attemper
 from attemper import InputError, Scan
 from attemper.integrations.metrics import budget, check_statistics, scalars
+from attemper.readings.alarms import OF_HEADS
 from tests.sites.own_models import Own
 
 STATS = ("normalized_entropy", "max_logit")
@@ -68,21 +69,25 @@ def test_calls_of_one_module_and_kinds_of_one_name_are_told_apart(scan: Scan) ->
     assert {name.split("/")[1] for name in names} == {"a.self.train", "a.cross.train", "b.call2"}
 
 
+OF_THE_MODEL = 6 + sum(not kind.needs_ranks for kind in OF_HEADS)
+"""Mean, least and largest of two statistics, and a count of each kind of alarm."""
+
+
 @pytest.mark.parametrize(
-    ("max_keys", "levels"),
-    [(46, "model site head"), (45, "model site"), (30, "model site"), (29, "model"), (18, "model"), (17, "")],
+    ("more_keys", "levels"),
+    [(28, "model site head"), (27, "model site"), (12, "model site"), (11, "model"), (0, "model"), (-1, "")],
 )
 def test_a_level_is_sent_whole_or_not_at_all(
-    scan: Scan, max_keys: int, levels: str, caplog: pytest.LogCaptureFixture
+    scan: Scan, more_keys: int, levels: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = scalars(scan, STATS)
-    assert [len(values) for values in found.values()] == [18, 12, 16]
+    found, max_keys = scalars(scan, STATS), OF_THE_MODEL + more_keys
+    assert [len(values) for values in found.values()] == [OF_THE_MODEL, 12, 16]
     chosen = budget(max_keys, None)
     with caplog.at_level(logging.INFO, "attemper"):
         sent = chosen.choose(found)
         chosen.choose(found)
     assert sent == {name: value for level in levels.split() for name, value in found[level].items()}
-    left_out = 46 - len(sent)
+    left_out = OF_THE_MODEL + 28 - len(sent)
     assert [record.getMessage().split(" are not")[0] for record in caplog.records] == (
         [f"{left_out} scalars by {' and '.join(list(found)[len(levels.split()) :])}"] if left_out else []
     )
@@ -96,7 +101,7 @@ def test_by_default_layers_of_any_number_are_sent_and_heads_are_not_and_nothing_
     site = replace(scan.sites[0], heads=tuple(replace(scan.sites[0].heads[0], head=head) for head in range(32)))
     sites = tuple(replace(site, name=f"layers.{layer}") for layer in range(126))
     found = scalars(Scan(replace(scan.reading, sites=sites), {}), STATS)
-    assert [len(values) for values in found.values()] == [18, 6 * 126, 2 * 32 * 126]
+    assert [len(values) for values in found.values()] == [OF_THE_MODEL, 6 * 126, 2 * 32 * 126]
     assert set(budget(None, None).choose(found)) == {*found["model"], *found["site"]}
     heads = budget(None, "attention/*/head3/max_logit").choose(found)
     assert heads.keys() == {f"attention/layers.{layer}/head3/max_logit" for layer in range(126)}

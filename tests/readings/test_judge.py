@@ -12,6 +12,7 @@ import pytest
 
 from attemper.readings.alarms import KINDS, OF_HEADS, AlarmKind, with_course
 from attemper.readings.judge import Judge, judge
+from attemper.readings.laws import LASTING, RECENT, outside
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteLabel
@@ -214,6 +215,12 @@ def test_no_alarm_begins_in_a_sample_in_which_its_statistic_moves_away_from_its_
             kind = KINDS[alarm.kind]
             place = given.places[alarm.site, "self", "train"]
             heads = place if alarm.head is None else slice(place.start + alarm.head, place.start + alarm.head + 1)
+            if kind.of_mean:
+                recent = one._memories[kind.quantity].window.recent[:, place.start]
+                was, is_ = (outside(recent[-RECENT:-LASTING], recent[at]) > 0 for at in (-2, -1))
+                assert is_ >= was, alarm
+                begun[alarm.kind] += 1
+                continue
             now = given.of(kind.quantity)
             assert now is not None
             was = before.get(kind.quantity, np.full(6, np.nan))[heads]
@@ -316,6 +323,26 @@ def test_a_fresh_model_whose_attention_collapses_is_reported_from_its_first_stat
     assert told(found, "layer_fallen") == [("layer_fallen", None, 50, None)]
 
 
+@pytest.mark.parametrize("goal", [0.3, 0.7])
+def test_a_layer_whose_entropy_leaves_its_range_is_told_in_the_second_sample_and_a_slow_one_is_not(goal: float):
+    rng = np.random.default_rng(0)
+
+    def taken(values: Iterable[float]) -> Iterator[Sample]:
+        for place, value in enumerate(values):
+            heads = (value * (1 + 0.02 * rng.normal(size=4))).tolist()
+            yield sample(10 * place, {"layers.0": {ENTROPY: heads}, "layers.1": {ENTROPY: [0.5] * 4}})
+
+    (alarm,) = (one for one in judge(taken([0.5] * 40 + [goal] * 40)) if one.kind == "entropy_shift")
+    assert (alarm.kind, alarm.site, alarm.head, alarm.severity) == ("entropy_shift", "layers.0", None, "warning")
+    assert (alarm.since, alarm.limit) == (410, 5.0)
+    assert alarm.ended is not None
+    assert alarm.ended <= 430, "what follows is the range"
+    assert alarm.message.startswith("layers.0: normalised entropy has left its range within three readings")
+    assert not told(judge(taken(np.linspace(0.5, goal, 80))), "entropy_shift")
+    assert not told(judge(taken([0.5] * 40 + [goal] + [0.5] * 40)), "entropy_shift"), "one batch is no shift"
+    assert not told(judge(taken([0.5] * 12 + [goal] * 40)), "entropy_shift"), "too few readings to know a range"
+
+
 def test_too_few_rows_are_not_judged_and_leave_an_alarm_as_it_was():
     few = {"judged_rows": 4.0}
     one = Judge({"collapsed": None, "falling": None})
@@ -370,7 +397,7 @@ def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
 
 
 def test_the_worst_and_the_latest_are_named_with_their_steps_and_unit():
-    units = ("falling", "logit_growth", "spread_growth", "drift", "rank_differs", "loss_spike")
+    units = ("entropy_shift", "falling", "logit_growth", "spread_growth", "drift", "rank_differs", "loss_spike")
     for kind in KINDS.values():
         alarm = Alarm("a", 0, kind.name, "notice", 13.4, 1.0, "a head 0: it rings", "", 98, 98)
         unit = f" {kind.unit}" if kind.name in units else ""

@@ -10,6 +10,7 @@ import pytest
 from attemper.readings.laws import (
     LAWS,
     LEAST_FALL,
+    LEAST_SHARE,
     LEAST_SPREAD,
     Array,
     dead,
@@ -19,6 +20,7 @@ from attemper.readings.laws import (
     median_of_three,
     rate,
     settle,
+    shift,
 )
 
 
@@ -103,6 +105,22 @@ def test_one_wild_reading_neither_moves_a_stretch_nor_a_median_of_three():
 def test_dead_is_the_least_of_a_full_window():
     assert dead(column(1.0, 0.9995, 1.0))[0] == 0.9995
     assert math.isnan(dead(column(math.nan, 1.0, 1.0))[0])
+
+
+def test_a_shift_is_measured_from_the_range_of_17_readings_in_spreads_of_these():
+    before = np.linspace(0.40, 0.56, 17)
+    spread = max(1.4826 * float(np.median(abs(before - 0.48))) / 0.48, LEAST_SHARE)
+    for latest, expected in (
+        ((0.2, 0.2, 0.2), 0.40 / 0.2 - 1),
+        ((0.5, 0.2, 0.1), 0.40 / 0.2 - 1),
+        ((0.9, 0.8, 0.5), 0.8 / 0.56 - 1),
+        ((0.5, 0.5, 0.0), 0.0),
+        ((0.0, 0.0, 0.0), 1023.0),
+    ):
+        assert shift(column(*before, *latest))[0] == pytest.approx(expected / spread, rel=1e-12)
+    still = shift(column(*[0.5] * 17, 0.4, 0.4, 0.4))[0]
+    assert still == pytest.approx((0.5 / 0.4 - 1) / LEAST_SHARE), "of a head without noise a share of its median"
+    assert math.isnan(shift(column(math.nan, *before[1:], 0.2, 0.2, 0.2))[0])
 
 
 def test_heads_and_samples_are_judged_side_by_side_as_each_alone():

@@ -14,7 +14,17 @@ import pytest
 
 import attemper
 from attemper import InputError
-from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS, KINDS, LIMITS, OF_ONE_SAMPLE, SEVERITIES, by_kind, lines
+from attemper.readings.alarms import (
+    ALARMS,
+    DEFAULT_LIMITS,
+    KINDS,
+    LIMITS,
+    MEAN_OF,
+    OF_ONE_SAMPLE,
+    SEVERITIES,
+    by_kind,
+    lines,
+)
 from attemper.readings.laws import LAWS
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
@@ -24,8 +34,8 @@ from tests.sites.own_models import Own
 
 DEFAULTS = {"collapsed": 0.05, "diffuse": 0.95, "logits": 100.0, "first_token": 0.8}
 OF_HISTORY = {
-    "layer_fallen": 0.1, "fallen": 0.02, "falling": 0.25, "logit_growth": 20.0, "spread_growth": 20.0, "drift": 10.0,
-    "dead": 0.999, "rank_differs": 0.1, "loss_spike": 3.0,
+    "layer_fallen": 0.1, "entropy_shift": 5.0, "fallen": 0.02, "falling": 0.25, "logit_growth": 20.0,
+    "spread_growth": 20.0, "drift": 10.0, "dead": 0.999, "rank_differs": 0.1, "loss_spike": 3.0,
 }  # fmt: skip
 BELOW = ("collapsed",)
 """Kinds that ring below their limit; the others ring above."""
@@ -175,7 +185,7 @@ def test_every_record_names_what_there_is() -> None:
     numbers = {field.name for field in fields(HeadReading)}
     for kind in ALARMS:
         assert kind.statistic in numbers or kind.law == "lasting_level" or kind.of_loss  # which are not of one reading
-        assert kind.quantity in QUANTITIES or kind.of_loss
+        assert kind.quantity.removeprefix(MEAN_OF * kind.of_mean) in QUANTITIES or kind.of_loss
         assert not kind.beside or kind.beside in QUANTITIES
         assert kind.law in LAWS
         assert kind.severity in SEVERITIES
@@ -197,7 +207,7 @@ def test_a_level_of_sharpness_alone_is_a_notice_and_what_collapses_in_a_run_a_wa
     assert severities == {
         **dict.fromkeys(("collapsed", "diffuse", "first_token", "spread_growth", "drift", "dead"), "notice"),
         **dict.fromkeys(("logits", "layer_fallen", "fallen", "falling", "logit_growth"), "warning"),
-        **dict.fromkeys(("rank_differs", "loss_spike"), "warning"),
+        **dict.fromkeys(("rank_differs", "loss_spike", "entropy_shift"), "warning"),
         **dict.fromkeys(("nonfinite", "nonfinite_loss"), "critical"),
     }
 

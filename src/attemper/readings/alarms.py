@@ -20,6 +20,8 @@ from attemper.text import number as shown
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
 TEXTS = ("message", "clause", "title", "advice", "unit", "worst")
 """Fields of an ``AlarmKind`` that are words alone."""
+MEAN_OF = "mean of "
+"""Before the name of a quantity: its mean over the heads of a site, at the first of them."""
 LOSS = "loss"
 """What a loop's loss is called. Its alarms have this as their site."""
 OF_ONE_SAMPLE = ("level", "nonfinite")
@@ -71,6 +73,8 @@ class AlarmKind:
     """Whether it is of a site all of whose heads are beyond the limit."""
     beside: str = ""
     """A quantity that the message has as ``before``; empty: the baseline."""
+    of_mean: bool = False
+    """Whether it judges the mean over all heads of a site, and no head by itself."""
     least_heads: int = 2
     """A whole site with fewer is not judged."""
     part_of: str = ""
@@ -101,7 +105,7 @@ class AlarmKind:
     @property
     def has_statistic(self) -> bool:
         """Whether the value of its alarms is the statistic itself, and not something measured over time."""
-        return self.law not in ("doubling_time", "rate", "drift", "lasting_level") and not self.of_loss
+        return self.law not in ("doubling_time", "rate", "drift", "lasting_level", "shift") and not self.of_loss
 
     @property
     def unit_of_value(self) -> str:
@@ -110,8 +114,8 @@ class AlarmKind:
 
     @property
     def quantity(self) -> str:
-        """The quantity of a ``Sample`` that it judges."""
-        return f"judged_{self.statistic}" if self.judged else self.statistic
+        """The quantity of a ``Sample`` that it judges, or ``MEAN_OF`` it."""
+        return f"{MEAN_OF * self.of_mean}{'judged_' * self.judged}{self.statistic}"
 
     def value(self, head: HeadReading, fewest_keys: int) -> float | None:
         """The number that it judges in one reading; None where there is none."""
@@ -246,6 +250,25 @@ ALARMS = (
         advice="All heads of this layer have become far sharper than they were: attention collapses. Lower the "
         "learning rate, or go back to a checkpoint before this step and clip query and key weights, normalise "
         "queries and keys, or hold entropy by a penalty.",
+    ),
+    AlarmKind(
+        name="entropy_shift",
+        statistic="normalized_entropy",
+        law="shift",
+        side="above",
+        limit=5.0,
+        unit="spreads of the readings before",
+        release=0.5,
+        least_rows=8,
+        whole=True,
+        of_mean=True,
+        least_heads=1,
+        severity="warning",
+        message="normalised entropy has left its range within three readings, in the mean over heads to {now:.2g}",
+        clause=("layer has left the range of its entropy", "layers have left the range of their entropy"),
+        title="entropy has shifted",
+        advice="Within three readings the heads of this layer attend otherwise. Look at what changed at this step: the "
+        "learning rate, the data, the scale of the scores.",
     ),
     AlarmKind(
         name="fallen",

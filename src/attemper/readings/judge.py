@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from attemper.readings.alarms import KINDS, OF_HEADS, SEVERITIES, TEXTS, AlarmKind
+from attemper.readings.alarms import KINDS, MEAN_OF, OF_HEADS, SEVERITIES, TEXTS, AlarmKind
 from attemper.readings.head_columns import Columns
 from attemper.readings.laws import LAWS, MARKS, SPAN, VERSION, Array
 from attemper.readings.limits import AlarmLimits
@@ -124,7 +124,9 @@ class Judge:
         if self._columns.find(sample.sites):
             self._grow()
         found = {name: self._columns.spread(sample, name) for name in (*self._memories, *COUNTS, *BESIDE)}
-        self._missing = tuple(name for name in self._memories if name not in (*sample.quantities, RANK_DIFFERENCE))
+        self._add_means(found)
+        known = *sample.quantities, RANK_DIFFERENCE
+        self._missing = tuple(name for name in self._memories if name.removeprefix(MEAN_OF) not in known)
         for name, memory in self._memories.items():
             memory.write(sample.step, found[name])
         with np.errstate(all="ignore"):  # a reading may be infinite
@@ -213,6 +215,12 @@ class Judge:
         for memory in self._memories.values():
             memory.grow(span / MARKS)
         self._before, self._now = (_widen(state, len(self._columns)) for state in (self._before, self._now))
+
+    def _add_means(self, found: dict[str, Array]) -> None:
+        """Writes the means over the heads of each site, where all of them have a reading, at the first of them."""
+        for name in (name for name in self._memories if name.startswith(MEAN_OF)):
+            heads = np.bincount(self._columns.site)[self._columns.site]
+            found[name] = self._of_sites(found[name.removeprefix(MEAN_OF)], np.add.reduceat, 1) / heads
 
     def _judge(self, step: int, found: Mapping[str, Array]) -> State:
         near = self._near_uniform(found[UNIFORM.quantity]) if self._before.untrained and len(self._columns) else 0

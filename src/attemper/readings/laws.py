@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-VERSION = 1
+VERSION = 2
 """Of the laws and of how they are applied. Raise it with each change that gives a run other alarms: a stored run keeps
 what was judged, and readers take nothing of another version.
 """
@@ -42,6 +42,8 @@ LEAST_NOISE = 1e-3
 """The standard deviation of a loss is at least this share of its mean."""
 LEAST_SPREAD = 0.02
 """A baseline of drift has at least this spread, as readings of other batches differ by that much."""
+LEAST_SHARE = 0.05
+"""The spread that a shift is measured in is at least this share of the median."""
 
 
 class Window(NamedTuple):
@@ -128,6 +130,31 @@ def lasting_level(recent: Array) -> Array:
     return recent[-LASTING:].min(0)
 
 
+def outside(before: Array, reading: Array) -> Array:
+    """How many times a reading is below the least of those before, or above the largest, less 1; 0 between them.
+
+    A reading below the least / 1024 counts as that.
+    """
+    least, largest = before.min(0), before.max(0)
+    return np.maximum(np.maximum(least / np.maximum(reading, least / 1024), reading / largest) - 1.0, 0.0)
+
+
+def shift(recent: Array) -> Array:
+    """How far the middle one of the latest three readings is outside the range of the 17 before, in spreads of these.
+
+    With c their median: ``outside`` over max(1.4826 median |x - c| / c, ``LEAST_SHARE``). One batch shifts nothing.
+    """
+    before = recent[-RECENT:-LASTING]
+    found = outside(before, median_of_three(*recent[-LASTING:]))
+    far = found > 0
+    if far.any():
+        stretch = before[:, far]
+        centre = np.median(stretch, 0)
+        spread = 1.4826 * np.median(np.abs(stretch - centre), 0) / centre
+        found[far] /= np.maximum(spread, LEAST_SHARE)
+    return found
+
+
 def spike(losses: Array) -> tuple[Array, Array]:
     """How far the latest of [LOSSES, ...] are above those before, in standard deviations of these, and their mean.
 
@@ -174,6 +201,13 @@ LAWS: dict[str, Law] = {
     ),
     "lasting_level": Law(lambda window: lasting_level(window.recent), side="above", depth=LASTING),
     "dead": Law(lambda w: dead(w.recent), side="above", depth=RECENT),
+    "shift": Law(
+        lambda w: shift(w.recent),
+        side="above",
+        depth=RECENT,
+        looks_at=("marks", "baseline"),
+        place=lambda w, reading: np.sign(outside(w.recent[-RECENT:-LASTING], reading)),
+    ),
     "spike": Law(lambda w: spike(w.recent)[0], side="above", depth=LOSSES),  # of no head: see ``LossJudge``
 }
 """Name -> law. ``docs/alarms.md`` has the formulas."""

@@ -128,6 +128,7 @@ class RunJudge(Judge):
 
     def _block(self, samples: Sequence[Samples]) -> Block:
         found, replaced = self._columns.spread_all(samples, (*self._memories, *COUNTS, *BESIDE))
+        self._add_means(found)
         steps = np.array([step for block in samples for step in block.steps], float)
         near = np.zeros(len(steps), np.int64)
         if self._before.untrained:
