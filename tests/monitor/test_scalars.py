@@ -13,7 +13,7 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError
-from attemper.monitor import recorder, scalars
+from attemper.monitor import kept_run, scalars
 from attemper.monitor.scalars import ScalarsUnderway
 from tests.sites.own_models import Own
 
@@ -206,9 +206,9 @@ def test_what_could_not_be_read_ends_no_training(monkeypatch):
 
 
 def test_numbers_wait_for_the_writer_at_most_a_second_or_some_thousand_steps(monkeypatch):
-    monkeypatch.setattr(recorder, "MOST_SCALARS", 10)
+    monkeypatch.setattr(kept_run, "MOST_NUMBERS", 10)
     with attemper.watch(Own(), every=100) as watch:
         train(watch, range(25), loss=float)
-        assert watch._recorder._writer is not None
-        assert len(watch._recorder._scalars) <= 10
+        assert watch._recorder._kept.writer is not None
+        assert len(watch._recorder._kept._numbers) <= 10
         assert watch.history("loss").values.tolist() == [*range(25)]

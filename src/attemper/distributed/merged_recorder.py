@@ -43,14 +43,10 @@ class MergedRecorder(Recorder):
         own = options if reduction.is_first else replace(options, store=None)
         self.first_step = self._last_step = None
         try:
-            super().__init__(collector, own, {**about, **reduction.about}, start)
+            super().__init__(collector, own, {**about, **reduction.about}, start, reduction.coordinate.number)
         finally:  # the others wait for this rank, also where its store cannot be opened
             steps = reduction.begin(_options_of_ranks(about), self.first_step, super().last_step)
         self.first_step, self._last_step = steps
-
-    @property
-    def number(self) -> int:
-        return self._reduction.coordinate.number
 
     @property
     def last_step(self) -> int | None:
@@ -128,10 +124,7 @@ class MergedRecorder(Recorder):
         return with_differences(sample, found.differences) if len(self._reduction.ranks) > 1 else sample
 
     def _describe(self, sample: Sample, found: SampleSums) -> None:
-        known = self._about | self._reduction.about
-        if known != self._about and self._writer is not None:
-            self._writer.describe(self._reduction.about)
-        self._about = known
+        self._kept.describe(self._reduction.about)
         super()._describe(sample, found)
 
 

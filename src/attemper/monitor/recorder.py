@@ -8,18 +8,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from attemper.monitor.checked_model import configuration, provenance, versions
+from attemper.monitor.checked_model import configuration, provenance
 from attemper.monitor.collector import Collector
+from attemper.monitor.kept_run import KeptRun
 from attemper.monitor.options import Schedule, WatchOptions
 from attemper.monitor.scalars import Scalars, ScalarsUnderway
 from attemper.monitor.snapshot import DeviceSample, SampleReadings, SampleSums, Transfer, sample_of
@@ -32,18 +31,14 @@ from attemper.readings.sample import Sample, SiteKey
 from attemper.sites.names import class_name, unwrap
 from attemper.store.chunk import as_kept
 from attemper.store.scalars import as_float32
-from attemper.store.store import DEFAULT_BITS, SHADOWED, UNMEASURED, UNNUMBERED, sentence
-from attemper.text import clean, clean_name, count, cut
+from attemper.store.store import SHADOWED, UNMEASURED, UNNUMBERED, sentence
+from attemper.text import count, cut
 
 if TYPE_CHECKING:
     from attemper.results.run import Run
-    from attemper.store.ranks import Ranks
-    from attemper.store.writer import Writer
 
 logger = logging.getLogger("attemper")
 
-KEPT = 128
-"""Without a store, so many samples stay as they are; more, or a question, make tables in memory of them."""
 MOST_UNDERWAY = 64
 """Samples that may be on their way from a device before the oldest is waited for."""
 MOST_JUDGED = 2_000
@@ -53,8 +48,8 @@ FIRST_JUDGED = 64
 """How many of them are the first: they hold what was normal."""
 ARRIVES_SECONDS = 0.005
 """Between two looks whether a sample has come from its device, at the end of the process."""
-SCALARS_SECONDS, MOST_SCALARS = 1.0, 4096
-"""Numbers of steps are handed to the writer after so long, or with a sample; without a store so many wait at most."""
+SCALARS_SECONDS = 1.0
+"""Numbers of steps are handed to the writer after so long, or with a sample."""
 MOST_LOSSES = 100_000
 """Losses that are judged again where a run goes on or goes back: the last."""
 MOST_LETTERS = 1_000
@@ -83,36 +78,29 @@ class Recorder:
         options: WatchOptions,
         about: Mapping[str, Any],
         start: int | None = None,
+        number: int | None = None,
     ) -> None:
         """
         Args:
             about: what the store says of the run.
             start: the number of the step that begins, where the loop knows it: a run that goes on is judged up to it.
+            number: of this process' fragment of the run; None for that of its rank.
         """
         self._start = start
         self._collector, self._on_alarm = collector, options.on_alarm
         self.judge = Judge(options.alarm_limits, options.fewest_keys)
         assert not isinstance(options.store, str | os.PathLike)  # a path has become a store
-        self._store = options.store
-        self._about = dict(about)
-        self._coverage: dict[SiteKey, str | None] = {}
+        self._kept = KeptRun(options.store, about, number)
         self._skipped: dict[str, str] = {}
         self._underway: deque[_Underway] = deque()
-        self._waiting: list[Sample] = []
         self.scalars = ScalarsUnderway()
         """Numbers of steps on their way from devices."""
-        self._scalars: list[tuple[int, dict[str, float]]] = []
-        """Those that have come and the writer does not have."""
         self._latest: tuple[int | None, dict[str, float]] = None, {}
         """The last step whose numbers have come, and these."""
         self._noted: int | None = None
         """The last step that was noted."""
-        self._handed = time.monotonic()
-        """When the writer got numbers of steps last."""
-        self._writer: Writer | None = None
-        self._run: Run | None = None
-        self._closed = self._resumed = False
-        """``_resumed``: whether the store has samples that were not judged yet."""
+        self._resumed = False
+        """Whether the store has samples that were not judged yet."""
         self._advised: set[str] = set()
         """Sentences of advice that the log has."""
         self._shadowed = False
@@ -123,8 +111,8 @@ class Recorder:
         """Of the run that is resumed; None for a new one."""
         self.first_put: int | None = None
         """The step of the first sample of this watch."""
-        if self._store is not None:
-            self._open_writer()
+        if self.is_stored and self._kept.open().last_step is not None:
+            self._resume()
 
     # --- samples ---
 
@@ -152,9 +140,9 @@ class Recorder:
 
     def hand_over(self, until: float) -> None:
         """At the end of the process: keeps what arrives from devices until then (monotonic), and counts the rest."""
-        assert self._writer is not None
+        assert self._kept.writer is not None
         self._settle_scalars()
-        self._hand_scalars()
+        self._kept.hand_numbers()
         try:
             while self._underway:
                 while not (arrived := self._underway[0].snapshot.done) and time.monotonic() < until:
@@ -164,7 +152,7 @@ class Recorder:
                 for sample, found in self._keep_first():
                     self._describe(sample, found)
         finally:
-            self._writer.drop(len(self._underway), "the device was too slow for the end of the process")
+            self._kept.writer.drop(len(self._underway), "the device was too slow for the end of the process")
             self._underway.clear()
 
     def forget(self, ended: int) -> None:
@@ -174,22 +162,14 @@ class Recorder:
         Args:
             ended: how many samples have ended that were not added.
         """
-        if self._closed or self._writer is None:
-            return
-        self._closed = True
-        self._hand_scalars()
-        if self._store is None:
-            self._writer.end(float("inf"))
-        else:
-            self._writer.drop(len(self._underway) + ended, "the watch was dropped without watch.close()")
-            self._writer.close()
+        self._kept.forget(len(self._underway) + ended)
 
     def at_end(self, hand_over: Callable[[float], object], close: Callable[[], object]) -> None:
         """Has these methods of the watch called, if it exists then: ``hand_over`` before the process ends, ``close``
         when another watch of the process is to write the same run.
         """
-        if self._writer is not None:
-            self._writer.source, self._writer.owner = weakref.WeakMethod(hand_over), weakref.WeakMethod(close)
+        if (writer := self._kept.writer) is not None:
+            writer.source, writer.owner = weakref.WeakMethod(hand_over), weakref.WeakMethod(close)
 
     def judge_now(self, step: int, *, apart: bool) -> Judge:
         """Judges the sample that is there, though more may be added to it. Waits for the devices.
@@ -223,7 +203,7 @@ class Recorder:
             self._collector.skipped |= found.reasons
             sample = self._sample(first.step, first.time, found) if found.sites else None
             if sample is not None:
-                self._keep(sample)
+                self._kept.take(sample)
         finally:
             if self._underway and self._underway[0] is first:
                 self._underway.popleft()
@@ -238,8 +218,7 @@ class Recorder:
         if self._resumed or (self.judge.step is not None and sample.step < self.judge.step):
             self._judge_earlier(sample.step)
             again = False
-        bits = DEFAULT_BITS if self._store is None else self._store.bits
-        changed = self.judge.feed(as_kept(sample, bits), again=again)  # what is read later rings alike
+        changed = self.judge.feed(as_kept(sample, self._kept.bits), again=again)  # what is read later rings alike
         self._judged = period
         self._tell(sample.step, changed)
 
@@ -261,8 +240,7 @@ class Recorder:
             self.scalars.take(step, given)
         self._noted, self.judge.loss.expected = step, True
         self._settle_scalars()
-        if time.monotonic() - self._handed > SCALARS_SECONDS:
-            self._hand_scalars()
+        self._kept.hand_numbers(seconds=SCALARS_SECONDS)
 
     def latest_scalars(self) -> tuple[int | None, dict[str, float]]:
         """The last step with numbers, and these. Waits for the device."""
@@ -272,75 +250,37 @@ class Recorder:
     def _settle_scalars(self, *, wait: bool = False) -> None:
         for step, numbers in self.scalars.ready(wait=wait):
             self._latest = step, numbers
-            self._scalars.append((step, numbers))
+            self._kept.take_numbers(step, numbers)
             if LOSS in numbers:
                 self._judge_loss(step, numbers[LOSS])
-        if len(self._scalars) > MOST_SCALARS:
-            self._open_writer()
-            self._hand_scalars()
 
     def _judge_loss(self, step: int, loss: float) -> None:
         judge = self.judge.loss
         resumed = self.last_step is not None if judge.step is None else step <= judge.step
         if resumed:  # what the run has before is judged again, as those do who read it later
             judge = self.judge.loss = LossJudge(self.judge.limits)
-            self._open_writer().flush()
-            with self._earlier() as ranks:
+            self._kept.open().flush()
+            with self._kept.earlier() as ranks:
                 if (earlier := ranks.scalars.get(LOSS)) is not None:
                     latest = earlier.between(None, step)
                     judge.feed(latest.steps[-MOST_LOSSES:], latest.values[-MOST_LOSSES:])
         if changed := judge.feed_one(step, as_float32(loss)):
             self._tell(step, changed)
 
-    def _hand_scalars(self) -> None:
-        self._handed = time.monotonic()
-        if self._scalars and self._writer is not None:
-            steps, self._scalars = self._scalars, []
-            self._writer.keep_scalars(steps)
-
     # --- the run ---
-
-    def _keep(self, sample: Sample) -> None:
-        self._hand_scalars()
-        if self._writer is not None:
-            self._writer.take(sample)
-            return
-        self._waiting.append(sample)
-        if len(self._waiting) > KEPT:
-            self._open_writer()
-
-    def _open_writer(self) -> Writer:
-        """The writer, which has all samples so far.
-
-        Raises:
-            InputError: the store's path is a file, or no path.
-        """
-        from attemper.store.writer import open_writer
-
-        if self._writer is None:
-            self._writer = open_writer(self._store, rank=self.number, about=self._about, versions=versions())
-            if self._coverage:
-                self._writer.cover(self._coverage)
-            if self._writer.last_step is not None:
-                self._resume()
-        while self._waiting:
-            self._writer.take(self._waiting.pop(0))
-        self._hand_scalars()
-        if self._closed:
-            self._writer.close()
-        return self._writer
 
     def _resume(self) -> None:
         """Finds where the run that goes on began, and what it has as one site."""
-        if self._writer is not None and self._writer.earlier is not None:
-            joined = self._writer.earlier.joined
+        writer = self._kept.open()
+        if writer.earlier is not None:
+            joined = writer.earlier.joined
             self._collector.call_sites.joined |= joined.keys()
             self._collector.skipped |= {f"{name}{JOINED}": why for (name, _), why in joined.items()}
-        with self._earlier() as ranks:
+        with self._kept.earlier() as ranks:
             self.first_step = next(iter(ranks.steps(stop=self._start).tolist()), None)
             self._resumed = True
             if changes := ranks.about.get(SHADOWED):
-                self._about[SHADOWED], self._shadowed = changes, changes[-1]["shadow"]
+                self._kept.about[SHADOWED], self._shadowed = changes, changes[-1]["shadow"]
 
     def _judge_earlier(self, step: int) -> None:
         """Judges what the run has below ``step`` from its beginning, as those do who read it later. The loop may have
@@ -351,54 +291,34 @@ class Recorder:
         from attemper.store.verdict import JUDGED
 
         self._resumed = False
-        self._open_writer().flush()
+        self._kept.open().flush()
         loss, self.judge = self.judge.loss, (judge := RunJudge(self.judge.limits, self.judge.fewest_keys))
         judge.loss = loss
-        with self._earlier() as ranks:
+        with self._kept.earlier() as ranks:
             moments = between(ranks.moments[0], None, step)
             if len(moments) > MOST_JUDGED:
                 moments = np.concatenate([moments[:FIRST_JUDGED], moments[FIRST_JUDGED - MOST_JUDGED :]])
             judge.feed_all(ranks.blocks([moments], JUDGED))
 
-    @contextmanager
-    def _earlier(self) -> Iterator[Ranks]:
-        """What the run has so far. A damaged part of its file is told, and must not end somebody's training run."""
-        ranks = self._ranks()
-        try:
-            yield ranks
-        except Exception as error:
-            logger.warning(
-                "attemper: what the run in %s has so far cannot be read: %s Training goes on, and alarms begin anew.",
-                clean_name(self._store.last_name if self._store is not None else "memory"),
-                clean(str(error)),
-            )
-        finally:
-            ranks.close()
-
     def _describe(self, sample: Sample, found: SampleSums) -> None:
         """Keeps what is known of the run, where that has changed."""
         self._compare_earlier(sample)
-        about = {"backend": ", ".join(found.backends)}
-        if not about.items() <= self._about.items():
-            self._about |= about
-            if self._writer is not None:
-                self._writer.describe(about)
-        known = all(self._coverage.get(label.key, "") is None for label in sample.sites)
+        self._kept.describe({"backend": ", ".join(found.backends)})
+        known = all(self._kept.coverage.get(label.key, "") is None for label in sample.sites)
         if not known or self._collector.skipped != self._skipped:
             self._skipped = dict(self._collector.skipped)
-            self._coverage |= dict(self._coverage_of(sample))
-            if self._writer is not None:
-                self._writer.cover(self._coverage)
+            self._kept.cover(dict(self._coverage_of(sample)))
 
     def _compare_earlier(self, sample: Sample) -> None:
         """Says once that the folder held a run of another model, or one in which sites were of several calls."""
-        if self._writer is None or self._writer.earlier is None or self._store is None:
+        writer = self._kept.writer
+        if writer is None or writer.earlier is None:
             return
-        earlier, self._writer.earlier = self._writer.earlier, None
+        earlier, writer.earlier = writer.earlier, None
         modules = self._collector.call_sites.names
-        said = earlier.difference(str(self._about["model"]), sample.sites, modules, sample.step)
+        said = earlier.difference(str(self._kept.about["model"]), sample.sites, modules, sample.step)
         if said is not None:
-            logger.warning("attemper: %s%s", clean_name(self._store.last_name), said)
+            logger.warning("attemper: %s%s", self._kept.name, said)
 
     def _coverage_of(self, sample: Sample) -> Iterator[tuple[SiteKey, str | None]]:
         """Every site that was expected, and why it is not in the sample."""
@@ -411,7 +331,7 @@ class Recorder:
         collector = self._collector
         reasons = {entry.name: entry.reason for entry in collector.skips(seen)}
         modules = {collector.module_of(name) for name in seen}
-        modules |= {name for (name, _, _), reason in self._coverage.items() if reason != UNSEEN}
+        modules |= {name for (name, _, _), reason in self._kept.coverage.items() if reason != UNSEEN}
         # A module whose forward is called without its hooks attends under the name of the one around it.
         around = tuple(f"{name}." for name in modules.difference(collector.expected))
         for name in collector.expected:
@@ -422,12 +342,11 @@ class Recorder:
     def note_no_numbers(self, schedule: Schedule) -> str | None:
         """What to say once where a stored run goes on and the loop has given no number; it is kept in the run."""
         last, step = schedule.last, self.first_put
-        if self._store is None or self._writer is None or last is None or step is None or schedule.numbered:
+        if not self.is_stored or last is None or step is None or schedule.numbered:
             return None
-        schedule.numbered = True
-        with self._earlier() as ranks:
-            self._writer.describe({UNNUMBERED: [*ranks.about.get(UNNUMBERED, ()), step]})
-        name = clean_name(self._store.last_name)
+        schedule.numbered, name = True, self._kept.name
+        with self._kept.earlier() as ranks:
+            self._kept.describe({UNNUMBERED: [*ranks.about.get(UNNUMBERED, ()), step]})
         return (
             f"{name} holds a run up to step {last}, which goes on: this sample gets step {step}, since the loop gave "
             f"no number. For a new training pass store=attemper.Store({name!r}, new=True), or another folder; from a "
@@ -437,41 +356,23 @@ class Recorder:
     def _note_shadow(self, step: int) -> None:
         """Keeps from which step on samples are of shadow passes, or no longer."""
         self._shadowed = self._collector.shadowed
-        changes = {SHADOWED: [*self._about.get(SHADOWED, ()), {"from_step": step, "shadow": self._shadowed}]}
-        self._about |= changes
-        if self._writer is not None:
-            self._writer.describe(changes)
+        before = self._kept.about.get(SHADOWED, ())
+        self._kept.describe({SHADOWED: [*before, {"from_step": step, "shadow": self._shadowed}]})
 
     def note_unmeasured(self, reason: str, mode: str) -> None:
         """Keeps why nothing was measured so far, for those who read the run and find no sample in it: the first line of
         ``reason``, and each part of the model that was skipped.
         """
-        if self._writer is not None:
-            self._writer.describe({UNMEASURED: cut(sentence(reason.partition("\n")[0]), MOST_LETTERS)})
-            self._writer.cover({(one.name, "self", mode): one.reason for one in self._collector.skips(())})
+        if (writer := self._kept.writer) is not None:
+            writer.describe({UNMEASURED: cut(sentence(reason.partition("\n")[0]), MOST_LETTERS)})
+            writer.cover({(one.name, "self", mode): one.reason for one in self._collector.skips(())})
 
     @property
     def run(self) -> Run:
         """Everything that was sampled, to be read."""
-        from attemper.results.run import Run
-
         self._settle_scalars(wait=True)
         self.settle(wait=True)
-        writer = self._open_writer()
-        self._hand_scalars()
-        writer.flush()
-        if writer.pending:  # its file will be another place to read
-            return Run(self._ranks())
-        if self._run is None:
-            self._run = Run(self._ranks())
-        return self._run
-
-    def _ranks(self) -> Ranks:
-        """What this process has written, to be read."""
-        from attemper.store.ranks import Ranks
-        from attemper.store.series import FragmentReader
-
-        return Ranks([FragmentReader(self._open_writer().open_reader(), self.number)])
+        return self._kept.read()
 
     @property
     def readings(self) -> SampleReadings:
@@ -479,51 +380,38 @@ class Recorder:
         return self._collector.readings()
 
     @property
-    def number(self) -> int:
-        """Of this process' fragment of the run: its own among those that train together."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank()
-        rank = os.environ.get("RANK", "")  # torchrun's, before the processes have found each other
-        return int(rank) if rank.isdecimal() else 0
-
-    @property
     def is_stored(self) -> bool:
         """Whether the run outlives this process."""
-        return self._store is not None
+        return self._kept.store is not None
 
     @property
     def last_step(self) -> int | None:
         """Of the last sample in the store; None for a new one."""
-        return None if self._writer is None else self._writer.last_step
+        return self._kept.last_step
 
     @property
     def dropped(self) -> int:
         """Samples that are not in the store."""
-        return 0 if self._writer is None else self._writer.dropped
+        return 0 if self._kept.writer is None else self._kept.writer.dropped
 
     def summary(self, sampled: int) -> str:
         """What became of so many samples, for people."""
-        where = "in memory" if self._store is None else f"in {clean_name(self._store.last_name)}"
+        where = f"in {self._kept.name}"
         if self.judge.step is None:
             alarms = "not judged yet" if self._underway else "nothing was measured so far"
         else:
             alarms = count(len(self.judge.standing), "alarm")
-        dropped = f", {self.dropped} dropped" if self._store is not None else ""
-        if self._writer is not None and self._writer.waiting:
-            dropped += f", {self._writer.waiting} waiting for the disk"
+        dropped = f", {self.dropped} dropped" if self.is_stored else ""
+        if self._kept.writer is not None and self._kept.writer.waiting:
+            dropped += f", {self._kept.writer.waiting} waiting for the disk"
         return f"{count(sampled, 'sample')} {where}{dropped}, {alarms}"
 
     def close(self) -> None:
         """Writes what is left and ends the file. What is there can be read afterwards."""
         self._settle_scalars(wait=True)
-        self._hand_scalars()
+        self._kept.hand_numbers()
         self.settle(wait=True)
-        self._closed = True
-        if self._run is not None:
-            self._run, run = None, self._run  # a reader that is open would keep the file's log beside it
-            run.close()
-        if self._writer is not None:
-            self._writer.close()
+        self._kept.close()
 
 
 def about(model: nn.Module, options: WatchOptions) -> dict[str, Any]:
