@@ -167,6 +167,7 @@ def test_closed_streams_are_no_traceback():
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
+@pytest.mark.slow("takes a second")
 def test_a_terminal_that_knows_few_letters_gets_the_numbers_of_the_rest():
     done = in_a_process("compare", "a\u0416.json", "b.json", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

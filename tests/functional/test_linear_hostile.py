@@ -55,6 +55,7 @@ def test_signed_features_are_refused():
         linear_attention(q, k, v, feature_map=torch.tanh, is_causal=True)
 
 
+@pytest.mark.slow("takes a second")
 @pytest.mark.hostile("measures")
 def test_where_signed_features_cannot_be_looked_at_they_make_their_rows_invalid():
     def signed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,6 +52,7 @@ def test_any_alpha_agrees_with_the_oracle(alpha: float, given_as: str):
         assert error <= budget, f"off by {error} in {dtype}"
 
 
+@pytest.mark.slow("takes a second")
 def test_a_large_alpha_agrees_with_a_hundred_digits():
     for row in random_rows(5)[::7].tolist():
         want = torch.tensor([float(p) for p in precise(row, 10.0, 150)], dtype=torch.float64)
@@ -164,7 +165,7 @@ def derivative_in_alpha(row: list[float], alpha: float) -> list[float]:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.0 + 1e-9, 1.0 + 1e-5, 1.01, 1.3, 1.5, 1.99, 2.0, 2.01, 3.0])
-@pytest.mark.quick("1.0]", "1.00001", "1.3", "2.0]")
+@pytest.mark.quick("1.00001")
 def test_the_gradient_of_alpha_is_exact_however_near_to_one(alpha: float):
     torch.manual_seed(3)
     for row in (torch.randn(4, dtype=torch.float64) * torch.tensor([[0.3], [1.0], [7.0]])).tolist():

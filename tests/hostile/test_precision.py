@@ -80,6 +80,7 @@ def test_uniform_rows_stay_between_zero_and_log_n(dtype: torch.dtype, backend: s
     assert np.abs(normalized[1:] - 1).max() <= 2.0**-22
 
 
+@pytest.mark.slow("takes a second")
 def test_uniform_scores_stay_between_zero_and_log_n_in_the_measures():
     above = [n for n in range(2, 3001) if F.entropy(torch.zeros(n)).double().item() > math.log(n)]
     assert not above, f"{len(above)} of 2999 rows above log n, first {above[:5]}"

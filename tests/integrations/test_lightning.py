@@ -214,6 +214,7 @@ def test_a_training_step_that_was_put_there_before_is_put_back(tmp_path: Path) -
     assert vars(module)["training_step"] is own
 
 
+@pytest.mark.slow("trains")
 def test_the_loss_of_every_step_is_kept_as_lightning_has_it(tmp_path: Path) -> None:
     told: list[float] = []
 

@@ -108,6 +108,7 @@ def test_the_command_places_a_model_and_reads_the_same_numbers(
     assert found["tokens"] == expected["tokens"] > 200
 
 
+@pytest.mark.slow("takes a second")
 @pytest.mark.usefixtures("runs_from_disk")
 def test_a_tempered_checkpoint_is_restored_with_its_layers_on_disk(folder: Path, tmp_path: Path) -> None:
     model = tf.LlamaForCausalLM.from_pretrained(folder)

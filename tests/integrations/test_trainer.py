@@ -177,6 +177,7 @@ def test_trackers_that_cannot_be_reached_are_told_with_the_way_to_reach_them(
     assert "trackers=[trainer]" in caplog.text
 
 
+@pytest.mark.slow("trains")
 def test_a_tracker_that_raises_does_not_end_training(tmp_path: Path) -> None:
     def broken(values: dict[str, float], step: int) -> None:
         raise ConnectionError("no network")
@@ -235,6 +236,7 @@ def test_alarms_are_told_once_to_the_log_and_to_a_function(tmp_path: Path, caplo
     assert "and 5 more. Scores this large saturate" in line
 
 
+@pytest.mark.slow("trains")
 def test_a_fresh_model_is_one_line_of_log_and_no_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     alarms: list[Any] = []
     callback = AttemperCallback(every=1, on_alarm=alarms.append, limits={"diffuse": 0.0}, fewest_keys=2)
@@ -332,6 +334,7 @@ def test_mistakes_are_told_before_training(arguments: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("named", [True, False])
+@pytest.mark.quick("True")
 def test_the_loss_of_every_step_is_kept_as_the_trainer_reports_it(tmp_path: Path, named: bool) -> None:
     one = trainer(tmp_path, max_steps=10)
     watched = AttemperCallback(every=50, trackers=[one] if named else None)

@@ -50,6 +50,7 @@ def test_every_step_is_told_and_every_fifth_is_sampled():
     assert outcome.scan.reading.to_dict() == told[10].scan.reading.to_dict()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow("trains")
 def test_the_same_seed_gives_the_same_run():
     def told() -> list[tuple[float, Any]]:
         found: list[Progress] = []

@@ -48,6 +48,7 @@ def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was(name: str, e
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow("takes a second")
 @pytest.mark.parametrize("name", AGAIN)
 def test_another_seed_draws_other_numbers(name: str, experiment: Run):
     other = experiment(name, seed=1)

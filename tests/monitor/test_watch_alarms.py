@@ -66,6 +66,7 @@ def test_a_healthy_byte_model_in_training_raises_nothing_above_a_notice(trained:
             assert {alarm.severity for alarm in watch.alarms()} <= {"notice"}
 
 
+@pytest.mark.slow("takes a second")
 def test_a_healthy_encoder_raises_nothing_above_a_notice() -> None:
     pytest.importorskip("transformers")
     from tests.support.encoder import loaded

@@ -358,6 +358,7 @@ def gapped(samples: int, seed: int) -> list[Sample]:
     return list(with_gaps(restless(samples, seed), seed))
 
 
+@pytest.mark.slow("takes a second")
 def test_a_finished_run_judged_again_gives_what_was_told_while_it_ran():
     samples, one = list(in_turns(gapped(150, 1))), Judge()
     begun: list[Alarm] = []

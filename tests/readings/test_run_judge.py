@@ -51,6 +51,7 @@ def test_restless_runs_have_the_same_alarms_of_every_kind(seed: int) -> None:
         assert {alarm.kind for alarm in one.alarms} == {kind.name for kind in OF_HEADS}
 
 
+@pytest.mark.slow("takes a second")
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.quick("0")
 def test_so_have_runs_with_gaps_infinite_numbers_and_few_rows(seed: int) -> None:
@@ -65,6 +66,7 @@ def test_so_have_runs_that_are_judged_by_limits_of_sites(seed: int) -> None:
     assert agree(with_gaps(restless(160, seed), seed), limits, 8).alarms
 
 
+@pytest.mark.slow("takes a second")
 def test_so_has_a_run_that_collapses_and_one_that_looks_untrained() -> None:
     assert agree(collapsing(300)).alarms
     entropy = "judged_normalized_entropy"
@@ -78,6 +80,7 @@ def test_so_has_a_run_that_collapses_and_one_that_looks_untrained() -> None:
     assert agree(uniform()).alarms
 
 
+@pytest.mark.slow("takes a second")
 @pytest.mark.parametrize("apart", [1, 3])
 @pytest.mark.quick("3")
 def test_so_has_a_run_that_goes_back_and_steps_with_two_passes(apart: int) -> None:
@@ -86,6 +89,7 @@ def test_so_has_a_run_that_goes_back_and_steps_with_two_passes(apart: int) -> No
     assert agree(in_turns(taken)).alarms
 
 
+@pytest.mark.slow("takes a second")
 def test_so_has_a_run_whose_sites_come_later_and_have_other_heads_and_calls() -> None:
     taken = list(restless(200, 5))
     wide = sites(2, 3)

@@ -228,6 +228,7 @@ def test_complexity_counts_what_the_lab_counts(open_page: Open) -> None:
     assert drawn_blocked == [complexity.blocked_bytes(n, 64) for n in lengths]
 
 
+@pytest.mark.slow("a browser for a second")
 def test_a_press_in_a_chart_moves_its_slider_and_a_suggestion_moves_all(open_page: Open) -> None:
     page = open_page(pages.page("temperature"))
     drawn = page.locator("#chart-entropy svg").first

@@ -250,6 +250,7 @@ def test_without_scripts_there_is_a_table(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("sites", [(), (readings.silent("layer.0"),)])
+@pytest.mark.quick("sites0")
 def test_an_empty_reading_gives_a_page_that_says_so(open_page: Open, sites: tuple) -> None:
     page = open_page(readings.reading(*sites))
     assert page.text_content("#verdict-title") == "Verdict: Nothing measured"
@@ -301,6 +302,7 @@ def test_every_mark_and_the_bars_of_sharp_and_of_diffuse_rows_stand_out_from_the
     assert contrast(bar, page.evaluate(GROUND, "#panel")) >= 3
 
 
+@pytest.mark.slow("a browser for a second")
 def test_on_a_phone_the_numbers_are_in_the_cells_and_the_alarms_before_the_panel(open_page: Open) -> None:
     page = open_page(readings.minilm(), width=390, has_touch=True, is_mobile=True)
     texts = page.evaluate(

@@ -102,6 +102,7 @@ def compared(first: Weights, second: Weights) -> str:
     return comparison_page(compare(both, both).to_dict(), None, ([first], [second]))
 
 
+@pytest.mark.slow("a browser for a second")
 def test_pictures_of_two_models_stand_side_by_side_and_point_at_the_same_query(open_page: Open) -> None:
     words = ("one", "two", "three", "four")
     sharp = replace(causal(words), weights=np.eye(4))

@@ -211,6 +211,7 @@ def test_outside_of_a_capture_nothing_is_launched_when_no_watch_samples(device: 
     assert device.launched == 0
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_a_graph_that_was_captured_before_any_watch_is_seen_by_a_later_one(device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     with attemper.watch(model, every=1000) as first:
@@ -408,6 +409,7 @@ def test_buffers_made_in_inference_mode_are_written_outside_of_it() -> None:
         assert watch.table().sites[0].heads[0].rows == 48
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_float64_stays_with_the_tap_that_asks_python() -> None:
     model, x = Tapped().double(), torch.randn(2, 12, 32, dtype=torch.float64)
     run = compiled(model)

@@ -179,6 +179,7 @@ def test_of_a_run_that_was_killed_a_reader_judges_what_came_after_what_was_kept_
 
 
 @pytest.mark.parametrize(("start", "anew", "verdicts"), [(200, 200, [328, 400]), (190, 272, [256, 400])])
+@pytest.mark.quick("190-")
 def test_a_process_that_goes_on_judges_only_what_is_new_and_after_what_was_kept_if_it_goes_back(
     folder: Path, fed: list[int], start: int, anew: int, verdicts: list[int]
 ) -> None:
@@ -245,6 +246,7 @@ def test_texts_are_those_of_the_version_that_reads(judged: Path, monkeypatch: py
     assert [alarm.message for alarm in after] == [alarm.message for alarm in before]
 
 
+@pytest.mark.slow("takes a second")
 def test_several_ranks_are_judged_as_one_model_whatever_each_of_them_kept(judged: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
         session(tmp_path / "b", of_site(TAKEN[:200], rank), rank=rank)
@@ -337,6 +339,7 @@ def test_a_verdict_that_was_damaged_is_an_error(folder: Path, wrong: str) -> Non
         run.alarms()
 
 
+@pytest.mark.slow("takes a second")
 def test_numbers_that_are_none_are_not_taken_though_their_checksum_fits(folder: Path, fed: list[int]) -> None:
     with attemper.open(folder) as run:
         assert isinstance(run.judge, RunJudge)
@@ -384,6 +387,7 @@ def test_what_goes_wrong_while_a_run_is_judged_loses_no_sample(
     assert alarms(tmp_path / "a")
 
 
+@pytest.mark.slow("takes a second")
 def test_a_writer_in_memory_judges_nothing(fed: list[int]) -> None:
     run = open_writer(None)
     for one in TAKEN[:150]:

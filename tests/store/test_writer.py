@@ -357,6 +357,7 @@ def test_a_writer_that_is_closed_in_its_own_thread_ends(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow("takes a second")
 def test_what_a_disk_that_is_full_to_the_end_took_stands_beside_the_file_until_there_is_room(
     tmp_path, monkeypatch, caplog
 ):
@@ -446,6 +447,7 @@ def test_what_a_watch_still_holds_is_handed_over_at_the_end_of_the_process(tmp_p
     broken.close()
 
 
+@pytest.mark.slow("a process of its own")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.parametrize("store", [None, "folder"])
 @pytest.mark.quick("folder")
