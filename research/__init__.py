@@ -15,6 +15,7 @@ EXPERIMENTS: dict[str, str] = {
     "lr-sensitivity": "how much the loss depends on the learning rate, under each way to temper attention",
     "length": "a model read at eight times its length: temperatures by length, and calibrated ones",
     "early-warning": "which alarm to believe: detectors on runs with known faults, and on their healthy twins",
+    "shipped-alarms": "what the alarms that ship find by their defaults, and how often they ring for nothing",
 }
 """Name -> what it shows."""
 
@@ -22,6 +23,7 @@ TAKES: dict[str, str] = {
     "lr-sensitivity": "an hour and a half on two cores",
     "length": "about half an hour on two cores",
     "early-warning": "some hours on two cores",
+    "shipped-alarms": "an hour on two cores, and its judging some minutes",
 }
 """Name -> how long all of its runs take on a machine of today."""
 

@@ -39,8 +39,23 @@ class JudgedRun:
     """Default alarm -> step of its first, from the fault on."""
 
 
-def judge_files(files: Iterable[RunFile]) -> list[JudgedRun]:
-    """Cases of the configurations with at least five healthy runs, and of faults whose twin is there."""
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a run came to beside its twin."""
+
+    file: RunFile
+    configuration: str
+    twin: RunFile | None
+    """Of a faulty run."""
+    excess: float | None
+    """As in ``JudgedRun``."""
+    hurt: bool
+    told: int | None
+    """As in ``Case``."""
+
+
+def outcomes(files: Iterable[RunFile]) -> list[Outcome]:
+    """Of the configurations with at least five healthy runs, and of faults whose twin is there."""
     groups: dict[str, list[RunFile]] = {}
     for file in files:
         groups.setdefault(configuration(file), []).append(file)
@@ -51,8 +66,13 @@ def judge_files(files: Iterable[RunFile]) -> list[JudgedRun]:
             continue
         floors = noise_floors(list(twins.values()))
         end = noise_floor([_loss(file) for file in twins.values()])
-        found += [_judge(file, name, twins.get(_seed(file)), end, floors) for file in members if _seed(file) in twins]
+        found += [_outcome(file, name, twins[_seed(file)], end, floors) for file in members if _seed(file) in twins]
     return found
+
+
+def judge_files(files: Iterable[RunFile]) -> list[JudgedRun]:
+    """Cases of :func:`outcomes`."""
+    return [_judge(one) for one in outcomes(files)]
 
 
 def configuration(file: RunFile) -> str:
@@ -80,19 +100,26 @@ def _loss(file: RunFile) -> float:
     return math.inf if file.about["held_out"] is None else file.about["held_out"]
 
 
-def _judge(file: RunFile, name: str, twin: RunFile | None, end: float, floors: Sequence[float]) -> JudgedRun:
-    fault = file.about["trial"]["fault"]
-    excess = _loss(file) - _loss(twin) if fault and twin else None
+def _outcome(file: RunFile, name: str, twin: RunFile, end: float, floors: Sequence[float]) -> Outcome:
+    if file is twin:
+        return Outcome(file, name, None, None, False, None)
+    excess = _loss(file) - _loss(twin)
+    return Outcome(file, name, twin, excess, excess > end, told_at(file, twin, floors))
+
+
+def _judge(one: Outcome) -> JudgedRun:
+    fault = one.file.about["trial"]["fault"]
     case = Case(
-        configuration=name,
-        seed=_seed(file),
-        courses=courses(file),
+        configuration=one.configuration,
+        seed=_seed(one.file),
+        courses=courses(one.file),
         kind=fault["kind"] if fault else "",
         since=fault["step"] if fault else 0,
-        hurt=excess is not None and excess > end,
-        told=told_at(file, twin, floors) if fault and twin else None,
+        hurt=one.hurt,
+        told=one.told,
     )
-    return JudgedRun(case, file.about["trial"], file.about["held_out"], excess, first_alarms(file, case.since))
+    about = one.file.about
+    return JudgedRun(case, about["trial"], about["held_out"], one.excess, first_alarms(one.file, case.since))
 
 
 def courses(file: RunFile) -> dict[str, Course]:

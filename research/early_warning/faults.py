@@ -19,6 +19,8 @@ from research.early_warning.attention import Arithmetic
 
 BETWEEN_RESUMES = 5
 """Steps between two resumes that lose the state of the optimizer."""
+RAMP = 150
+"""Steps over which a rate that rises gradually comes to its size."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ def _count(high: int) -> Callable[[Random, Run], float]:
 
 def _rate(fault: Fault, run: Run) -> Effect:
     return Effect(rate=lambda step: fault.size if step >= fault.step else 1.0)
+
+
+def _ramp(fault: Fault, run: Run) -> Effect:
+    return Effect(rate=lambda step: fault.size ** min(1.0, max(0, step - fault.step) / RAMP))
 
 
 def _warmup(fault: Fault, run: Run) -> Effect:
@@ -195,4 +201,5 @@ KINDS: dict[str, FaultKind] = {
     "head": FaultKind("one head blown up", "times", _log_uniform(2, 64), _head),
     "optimizer": FaultKind("optimizer state lost", "times", _count(60), _optimizer),
 }  # fmt: skip
-"""Name -> kind."""
+"""Name -> kind, of those that the grid has."""
+EVERY_KIND = KINDS | {"ramp": FaultKind("learning rate rises gradually", "times", _log_uniform(3, 100), _ramp)}

@@ -10,6 +10,7 @@ from attemper.lab.model import ByteConfig
 from attemper.lab.trained.training import Run
 from research.early_warning.encoder import EncoderConfig
 from research.early_warning.faults import KINDS, Fault, draw
+from research.early_warning.optimizers import OtherRun
 from research.early_warning.spacing import ATTENTION
 
 SEEDS = 5
@@ -28,7 +29,8 @@ class Trial:
         """The trial that ``asdict`` made a document of."""
         sizes, fault = document["run"]["config"], document["fault"]
         config = (EncoderConfig if "model" in sizes else ByteConfig)(**sizes)
-        return cls(Run(**{**document["run"], "config": config}), fault and Fault(**fault))
+        run = OtherRun if "optimizer" in document["run"] else Run
+        return cls(run(**{**document["run"], "config": config}), fault and Fault(**fault))
 
     @property
     def twin(self) -> Self:

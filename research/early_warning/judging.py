@@ -93,12 +93,16 @@ Limits = Mapping[str, float]
 
 
 def halves(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
-    """The cases of every second configuration, in an order that no name follows, and the others."""
-    names = sorted({case.configuration for case in cases}, key=lambda name: hashlib.sha256(name.encode()).digest())
-    first = set(names[::2])
+    """The cases of the first half of the configurations, and the others."""
+    first = first_half(case.configuration for case in cases)
     return [case for case in cases if case.configuration in first], [
         case for case in cases if case.configuration not in first
     ]
+
+
+def first_half(configurations: Iterable[str]) -> set[str]:
+    """Every second of these configurations, in an order that no name follows."""
+    return set(sorted(set(configurations), key=lambda name: hashlib.sha256(name.encode()).digest())[::2])
 
 
 def healthy(cases: Iterable[Case]) -> list[Case]:

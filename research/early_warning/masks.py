@@ -10,7 +10,7 @@ import torch
 
 from research.early_warning.attention import Arithmetic, WrittenOutAttention
 from research.early_warning.encoder import EncoderAttention, EncoderConfig
-from research.early_warning.faults import KINDS, Effect
+from research.early_warning.faults import EVERY_KIND, Effect
 from research.early_warning.grid import Trial
 from research.early_warning.trial import Array
 
@@ -18,7 +18,7 @@ from research.early_warning.trial import Array
 def visible_keys(trial: Trial, measurements: int) -> Array:
     """Mean over rows of the number of visible keys at each measurement of attention: [T, L, H]."""
     run, fault = trial.run, trial.fault
-    effect = KINDS[fault.kind].effect(fault, run) if fault else Effect()
+    effect = EVERY_KIND[fault.kind].effect(fault, run) if fault else Effect()
     config = run.config
     layers = [
         EncoderAttention(config, layer) if isinstance(config, EncoderConfig) else WrittenOutAttention(config, layer)

@@ -6,7 +6,7 @@ Definitions are those of ``attemper.statistics`` where the quantity is the same,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import torch
@@ -100,10 +100,10 @@ PER_HEAD: dict[str, Callable[[Rows], Tensor]] = {
 are of the judged rows."""
 
 
-def of_moment(moment: Moment) -> dict[str, Tensor]:
-    """Every measure of ``PER_HEAD``: name -> [H]."""
+def of_moment(moment: Moment, names: Iterable[str] = PER_HEAD) -> dict[str, Tensor]:
+    """Measures of ``PER_HEAD``, by default every one: name -> [H]."""
     rows = Rows(moment)
-    return {name: measure(rows) for name, measure in PER_HEAD.items()}
+    return {name: PER_HEAD[name](rows) for name in names}
 
 
 def effective_rank(x: Tensor) -> Tensor:

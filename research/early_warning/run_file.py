@@ -74,17 +74,28 @@ def read(path: Path) -> RunFile:
         InputError: it is missing, damaged, or of another schema.
     """
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
-            members = {name: archive[name] for name in archive.files}
-        about = json.loads(members.pop(ABOUT).tobytes())
-        signals = {name: _values(planes) for name, planes in members.items()}
-        if about["schema"] != SCHEMA:
-            raise ValueError(f"schema {about['schema']!r}, expected {SCHEMA}")
+        return parse(path.read_bytes())
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
             f"lab early-warning: {str(path)!r} is no file of a run: {error}. Delete it, and call the command again: it "
             "trains what is missing."
         ) from error
+
+
+def read_packed(path: Path) -> list[RunFile]:
+    """The runs of a file that ``packed.py`` wrote, in the order of their names."""
+    with zipfile.ZipFile(path) as archive:
+        return [parse(archive.read(name)) for name in archive.namelist() if name.endswith(SUFFIX)]
+
+
+def parse(data: bytes) -> RunFile:
+    """The run of a file's bytes."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        members = {name: archive[name] for name in archive.files}
+    about = json.loads(members.pop(ABOUT).tobytes())
+    signals = {name: _values(planes) for name, planes in members.items()}
+    if about["schema"] != SCHEMA:
+        raise ValueError(f"schema {about['schema']!r}, expected {SCHEMA}")
     return RunFile(about, signals)
 
 

@@ -25,7 +25,7 @@ from attemper.lab.model import ByteModel
 from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows
 from research.early_warning.attention import Arithmetic, Moment, WrittenOutAttention, write_out
 from research.early_warning.encoder import Encoder, EncoderConfig
-from research.early_warning.faults import KINDS, Effect
+from research.early_warning.faults import EVERY_KIND, Effect
 from research.early_warning.grid import Trial
 from research.early_warning.measures import (
     Increments,
@@ -73,7 +73,7 @@ class Training:
     """A model in training, with what it measures."""
 
     def __init__(self, trial: Trial, corpus: Corpus) -> None:
-        self.effect = KINDS[trial.fault.kind].effect(trial.fault, trial.run) if trial.fault else Effect()
+        self.effect = EVERY_KIND[trial.fault.kind].effect(trial.fault, trial.run) if trial.fault else Effect()
         self.run: Run = self.effect.run(trial.run)
         self.corpus = corpus
         torch.manual_seed(self.run.seed)
@@ -173,7 +173,7 @@ class Training:
     def finish(self, trial: Trial) -> dict[str, Any]:
         """Trains to the end; the values of :func:`measure_run`."""
         diverged = self.advance()
-        stays = trial.fault is not None and KINDS[trial.fault.kind].stays
+        stays = trial.fault is not None and EVERY_KIND[trial.fault.kind].stays
         last = self.effect.arithmetic(self.run.steps - 1) if stays else Arithmetic()
         return {
             "held_out": None if diverged is not None else self.held_out(last),

@@ -21,7 +21,7 @@ from research import EXPERIMENTS, RESULTS, TAKES, __main__, module_of
 from tests.support.small_runs import corpus, small
 
 PAGES = Path(__file__).parents[2] / "docs" / "research"
-RUNS = {"lr-sensitivity": 183, "length": 3, "early-warning": 479}
+RUNS = {"lr-sensitivity": 183, "length": 3, "early-warning": 479, "shipped-alarms": 24}
 """Runs of each that are packed; those of early warning with 88 branches and 10 of an encoder."""
 
 
@@ -29,7 +29,7 @@ RUNS = {"lr-sensitivity": 183, "length": 3, "early-warning": 479}
 
 
 def test_every_name_that_left_the_package_is_a_module_here():
-    assert tuple(EXPERIMENTS) == RESEARCH
+    assert set(RESEARCH) <= set(EXPERIMENTS)
     assert list(TAKES) == list(EXPERIMENTS)
     for name in EXPERIMENTS:
         assert name == module_of(name).NAME

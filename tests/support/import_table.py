@@ -88,6 +88,7 @@ RESEARCH_INTERNALS = {
     "attemper.readings.judge",  # the judge of alarms
     "attemper.readings.laws",  # the laws by which detectors are what a watch computes
     "attemper.readings.reading",  # the fewest keys of a row that counts
+    "attemper.readings.run_judge",  # the same of a whole run
     "attemper.readings.sample",  # what the judge is given
 }
 """What ``research/`` may import of the package, beside public names and ``attemper.lab``."""
