@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = (
     "my-loss-spikes", "long-context-is-diffuse", "sharpen-a-retrieval-head", "calibrate-after-extending-context",
     "hold-entropy-while-training", "many-ranks", "past-one-machine", "scan-a-model-that-does-not-fit", "features-for-a-probe",
-    "two-engines-differ",
+    "two-engines-differ", "does-my-model-attend-where-it-should",
 )  # fmt: skip
 ADVICE = "recommended-temperatures"
 
@@ -84,6 +84,17 @@ def test_two_engines_differ(run: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert said[2] == "equivalent"
     assert names["found"].value == pytest.approx((1 + 0.1 * math.log(8)) ** -2, rel=1e-5)
     assert names["apart"] < 1e-4
+
+
+def test_does_my_model_attend_where_it_should(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    names = run("does-my-model-attend-where-it-should")
+    said = capsys.readouterr().out.splitlines()
+    page = " ".join((PAGES / "does-my-model-attend-where-it-should.md").read_text("utf-8").split())
+    assert said[1] == "kept broken"
+    assert said[2] in page
+    assert said[0].partition(" of the weight")[0] in page
+    assert names["report"]["documents"].site == "model.layers.0.self_attn"
 
 
 def test_many_ranks(run: Any) -> None:

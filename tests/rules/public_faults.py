@@ -1,0 +1,391 @@
+"""Kinds of faults that were reported in public, each as a small model, what ``attemper.check`` says of it, and mended.
+
+No code of the reports is here: only what went wrong. ``python -m tests.rules.public_faults`` writes the table of
+docs/tasks/does-my-model-attend-where-it-should.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import attemper
+from attemper.text import count
+
+PAGE = Path(__file__).parents[2] / "docs" / "tasks" / "does-my-model-attend-where-it-should.md"
+BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
+TOKENS = 48
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+Rule = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]
+"""From ids, position_ids and attention_mask [B, T] to the keys that rows see, bool, [B or 1, T, T]; None for all."""
+
+
+class Attention(nn.Module):
+    """Attention of one head with a residual."""
+
+    def __init__(self, dropout: Callable[[nn.Module], float], width: int = 16) -> None:
+        super().__init__()
+        self.project, self.dropout = nn.Linear(width, 3 * width), dropout
+
+    def forward(self, states: Tensor, seen: Tensor | None) -> Tensor:
+        query, key, value = self.project(states)[:, None].chunk(3, -1)
+        mask = None if seen is None else seen[:, None]
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, self.dropout(self))
+        return states + mixed[:, 0]
+
+
+class Tiny(nn.Module):
+    """Two layers, with masks by ``rule``."""
+
+    def __init__(
+        self, rule: Rule, *, pool: bool | None = None, dropout: Callable[[nn.Module], float] = lambda _: 0.0
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 16)
+        self.layers = nn.ModuleList(Attention(dropout) for _ in range(2))
+        self.rule, self.pool = rule, pool
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        states = self.embedding(input_ids)
+        for layer in self.layers:
+            states = layer(states, self.rule(input_ids, position_ids, attention_mask))
+        if self.pool is None:
+            return states
+        marks = torch.ones_like(input_ids) if attention_mask is None or not self.pool else attention_mask
+        return (states * marks[..., None]).sum(1) / marks.sum(1, keepdim=True)
+
+
+class Decay(nn.Module):
+    """A state that decays from token to token; ``masked``: padding does not enter it."""
+
+    def __init__(self, *, masked: bool) -> None:
+        super().__init__()
+        self.embedding, self.enter, self.masked = nn.Embedding(100, 16), nn.Linear(16, 16, bias=False), masked
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        entering = self.enter(self.embedding(input_ids))
+        entering = entering * attention_mask[..., None] if self.masked else entering
+        states = [torch.zeros_like(entering[:, 0])]
+        for token in entering.unbind(1):
+            states.append(0.9 * states[-1] + token)
+        return torch.stack(states[1:], 1)
+
+
+def seen(ids: Tensor, *, ahead: int = 0, back: int = 1000) -> Tensor:
+    """Keys up to so many places behind a row's own, and before it."""
+    distance = torch.arange(ids.shape[1]) - torch.arange(ids.shape[1])[:, None]
+    return ((distance <= ahead) & (distance >= -back))[None]
+
+
+def apart(ids: Tensor, positions: Tensor | None) -> Tensor:
+    """The same, of a row's own document."""
+    assert positions is not None
+    documents = positions.eq(0).cumsum(1)
+    return seen(ids) & (documents[:, :, None] == documents[:, None])
+
+
+def real(ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Keys that are no padding."""
+    return torch.ones_like(ids, dtype=torch.bool)[:, None] if mask is None else mask.bool()[:, None]
+
+
+def transformers() -> Any:
+    import transformers
+
+    return transformers
+
+
+def llama(**changes: Any) -> nn.Module:
+    return transformers().LlamaForCausalLM(transformers().LlamaConfig(**SMALL, **changes)).eval()
+
+
+def qwen() -> nn.Module:
+    sizes = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = transformers().Qwen3NextConfig(
+        **{**SMALL, "num_hidden_layers": 4}, head_dim=8, linear_value_head_dim=8, **sizes, **experts,
+        shared_expert_intermediate_size=32,
+    )  # fmt: skip
+    return transformers().Qwen3NextForCausalLM(config).eval()
+
+
+def gpt2() -> nn.Module:
+    sizes = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    config = transformers().GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    return transformers().GPT2LMHeadModel(config).eval()
+
+
+def gemma2(*, capped: bool) -> nn.Module:
+    config = transformers().Gemma2Config(**SMALL, head_dim=8, sliding_window=64, attn_implementation="eager")
+    model = transformers().Gemma2ForCausalLM(config).eval()
+    for layer in model.model.layers:
+        layer.self_attn.attn_logit_softcapping = 50.0 if capped else None
+    return model
+
+
+def forgetful() -> nn.Module:
+    """A Llama whose cache drops its first key once it holds eight."""
+    model = llama()
+
+    def drop(_: nn.Module, __: Any, output: Any) -> None:
+        for layer in () if output.past_key_values is None else output.past_key_values.layers:
+            if layer.keys.shape[2] == 8:
+                layer.keys, layer.values = layer.keys[:, :, 1:], layer.values[:, :, 1:]
+
+    model.register_forward_hook(drop)
+    return model
+
+
+def ids(sequences: int = 2) -> Tensor:
+    return torch.randint(5, 90, (sequences, TOKENS))
+
+
+def positions(sequences: int = 1) -> Tensor:
+    return torch.cat([torch.arange(28), torch.arange(20)]).expand(sequences, -1)
+
+
+def mask(*, left: bool = False) -> Tensor:
+    marks = torch.ones((2, TOKENS), dtype=torch.int64)
+    marks[1, 36:] = 0
+    return marks.flip(1) if left else marks
+
+
+Case = Callable[[], tuple[nn.Module, Any, Mapping[str, Any]]]
+"""Makes a model, a batch, and what is declared beside them."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault."""
+
+    name: str
+    reports: tuple[str, ...]
+    """Of public repositories, as owner/name#number."""
+    what: str
+    rule: str
+    wrong: Case
+    right: Case
+    declared: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _of_boundaries() -> dict[str, Tensor]:
+    return {"documents": positions().eq(0).cumsum(1)}
+
+
+def _blocks(*, added: bool) -> Tensor:
+    blocks = apart(ids(1), positions())[:, None]
+    return torch.where(blocks, 0.0, torch.finfo(torch.float32).min) if added else blocks
+
+
+FAULTS = (
+    Fault(
+        "batch of several", ("axolotl-ai-cloud/axolotl#1375",),
+        "documents are kept apart in a batch of one sequence, and not in one of several", "documents",
+        lambda: (
+            Tiny(lambda one, places, _: apart(one, places) if len(one) == 1 else seen(one)),
+            {"input_ids": ids(), "position_ids": positions(2)}, {"causal": True},
+        ),
+        lambda: (
+            Tiny(lambda one, places, _: apart(one, places)),
+            {"input_ids": ids(), "position_ids": positions(2)}, {"causal": True},
+        ),
+    ),
+    Fault(
+        "concatenated", ("huggingface/trl#1230", "hiyouga/LLaMA-Factory#2289"),
+        "texts are laid end to end, and nothing tells the model", "documents",
+        lambda: (llama(), {"input_ids": ids(1)}, _of_boundaries()),
+        lambda: (
+            llama(), {"input_ids": ids(1), "position_ids": positions(), "use_cache": False}, _of_boundaries()
+        ),
+    ),
+    Fault(
+        "mask of ones", ("huggingface/transformers#46634", "axolotl-ai-cloud/axolotl#3796"),
+        "an attention_mask of ones turns off what `position_ids` declare", "documents",
+        lambda: (
+            llama(),
+            {
+                "input_ids": ids(1), "position_ids": positions(), "use_cache": False,
+                "attention_mask": torch.ones((1, TOKENS), dtype=torch.int64),
+            },
+            {},
+        ),
+        lambda: (llama(), {"input_ids": ids(1), "position_ids": positions(), "use_cache": False}, {}),
+    ),
+    Fault(
+        "state of a delta rule", ("radixark/miles#648", "nvidia-cosmos/cosmos-rl#638"),
+        "attention keeps packed documents apart, the delta rule between carries its state on", "documents",
+        lambda: (qwen(), {"input_ids": ids(1), "position_ids": positions(), "use_cache": False}, {}),
+        lambda: (
+            qwen(), {"input_ids": ids(), "attention_mask": mask(), "use_cache": False},
+            {"documents": torch.zeros((2, TOKENS), dtype=torch.int64)},
+        ),
+    ),
+    Fault(
+        "bool mask, added", ("NVIDIA-NeMo/Automodel#2116",),
+        "eager attention adds a bool mask as 0 and 1", "documents",
+        lambda: (
+            llama(attn_implementation="eager"), {"input_ids": ids(1), "attention_mask": _blocks(added=False)},
+            _of_boundaries(),
+        ),
+        lambda: (
+            llama(attn_implementation="eager"), {"input_ids": ids(1), "attention_mask": _blocks(added=True)},
+            _of_boundaries(),
+        ),
+    ),
+    Fault(
+        "mask of an encoder", ("huggingface/transformers#48745", "keras-team/keras#23038"),
+        "a decoder is given the mask of an encoder, or none", "causal",
+        lambda: (Tiny(lambda one, _, marks: real(one, marks)), {"input_ids": ids()}, {"causal": True}),
+        lambda: (Tiny(lambda one, _, marks: real(one, marks) & seen(one)), {"input_ids": ids()}, {"causal": True}),
+    ),
+    Fault(
+        "padding is text", ("huggingface/diffusers#8673",),
+        "no mask for padded text", "padding",
+        lambda: (Tiny(lambda *_: None), {"input_ids": ids(), "attention_mask": mask()}, {}),
+        lambda: (Tiny(lambda one, _, marks: real(one, marks)), {"input_ids": ids(), "attention_mask": mask()}, {}),
+    ),
+    Fault(
+        "mean of padding", ("huggingface/sentence-transformers#2569",),
+        "attention has the mask, the mean over tokens has not", "padding",
+        lambda: (
+            Tiny(lambda one, _, marks: real(one, marks), pool=False), {"input_ids": ids(), "attention_mask": mask()}, {}
+        ),
+        lambda: (
+            Tiny(lambda one, _, marks: real(one, marks), pool=True), {"input_ids": ids(), "attention_mask": mask()}, {}
+        ),
+    ),
+    Fault(
+        "positions of padding", ("TransformerLensOrg/TransformerLens#1005",),
+        "learned positions are counted from the padding on the left", "padding",
+        lambda: (gpt2(), {"input_ids": ids(), "attention_mask": mask(left=True)}, {}),
+        lambda: (
+            gpt2(),
+            {
+                "input_ids": ids(), "attention_mask": mask(left=True),
+                "position_ids": (mask(left=True).cumsum(1) - 1).clamp(min=0),
+            },
+            {},
+        ),
+    ),
+    Fault(
+        "padding in the state", ("huggingface/transformers#32080",),
+        "a recurrent state takes in the padding on the left", "padding",
+        lambda: (Decay(masked=False), {"input_ids": ids(), "attention_mask": mask(left=True)}, {"causal": True}),
+        lambda: (Decay(masked=True), {"input_ids": ids(), "attention_mask": mask(left=True)}, {"causal": True}),
+    ),
+    Fault(
+        "one key more", ("vllm-project/vllm#3385", "huggingface/transformers#29623", "sgl-project/sglang#34273"),
+        "a window of 8 counts the row's own key as a ninth", "window",
+        lambda: (Tiny(lambda one, *_: seen(one, back=8)), {"input_ids": ids()}, {"causal": True, "window": 8}),
+        lambda: (Tiny(lambda one, *_: seen(one, back=7)), {"input_ids": ids()}, {"causal": True, "window": 8}),
+    ),
+    Fault(
+        "no window", ("sgl-project/sglang#33601",),
+        "an encoder's window to both sides is left out", "window",
+        lambda: (Tiny(lambda *_: None), {"input_ids": ids()}, {"window": 8}),
+        lambda: (Tiny(lambda one, *_: seen(one, ahead=8, back=8)), {"input_ids": ids()}, {"window": 8}),
+    ),
+    Fault(
+        "cache loses a key", ("huggingface/transformers#37574",),
+        "a cache drops a key that is still needed", "cache",
+        lambda: (forgetful(), {"input_ids": ids()}, {}),
+        lambda: (llama(), {"input_ids": ids()}, {}),
+    ),
+    Fault(
+        "dropout at evaluation", ("pytorch/pytorch#124464", "karpathy/nanoGPT#240"),
+        "dropout_p is given whatever the mode", "repeat",
+        lambda: (Tiny(lambda one, *_: seen(one), dropout=lambda _: 0.1), {"input_ids": ids()}, {"causal": True}),
+        lambda: (
+            Tiny(lambda one, *_: seen(one), dropout=lambda one: 0.1 if one.training else 0.0), {"input_ids": ids()},
+            {"causal": True},
+        ),
+    ),
+    Fault(
+        "no softcap", ("sgl-project/sglang#33915", "vllm-project/vllm-metal#665"),
+        "the softcap of the configuration does not reach the kernel", "scores",
+        lambda: (gemma2(capped=False), {"input_ids": ids()}, {}),
+        lambda: (gemma2(capped=True), {"input_ids": ids()}, {}),
+    ),
+)  # fmt: skip
+
+
+CHINESE = {
+    "batch of several": "单个序列的 batch 里文档被隔开，多个序列的 batch 里没有",
+    "concatenated": "文本首尾相接，没有任何东西告诉模型",
+    "mask of ones": "全 1 的 attention_mask 让 `position_ids` 的声明失效",
+    "state of a delta rule": "注意力隔开了打包的文档，其间的 delta rule 把状态带了过去",
+    "bool mask, added": "eager 注意力把 bool mask 当作 0 和 1 加上去",
+    "mask of an encoder": "解码器得到编码器的 mask，或没有 mask",
+    "padding is text": "带 padding 的文本没有 mask",
+    "mean of padding": "注意力有 mask，对 token 求均值时没有",
+    "positions of padding": "学习的位置从左边的 padding 开始计数",
+    "padding in the state": "循环状态读入了左边的 padding",
+    "one key more": "大小为 8 的窗口把行自己的 key 算作第九个",
+    "no window": "编码器两侧的窗口被漏掉",
+    "cache loses a key": "缓存丢掉了还需要的 key",
+    "dropout at evaluation": "无论什么模式都传入 dropout_p",
+    "no softcap": "配置里的 softcap 没有传到 kernel",
+}
+"""What goes wrong, on the Chinese page."""
+
+
+def check(case: Case) -> attemper.types.Check:
+    """What is said of a case; the same each time."""
+    torch.manual_seed(0)
+    model, batch, declared = case()
+    return attemper.check(model.eval(), batch, **declared)
+
+
+def line(fault: Fault, wrong: attemper.types.Check, right: attemper.types.Check) -> str:
+    """A row of the page's table."""
+    reports = ", ".join(f"[{one.partition('/')[2]}]({_address(one)})" for one in fault.reports)
+    found, mended = wrong[fault.rule], right[fault.rule]
+    said = f"`{found.name}` {found.verdict} at `{found.site}`"
+    said += "" if found.rows is None else f": {count(found.rows, 'row')}"
+    said += "" if not found.keys else f", forbidden keys of each {found.keys:.3g}"
+    said += "" if not found.weight else f", {found.weight:.2f} of their weight"
+    seen = mended.message if mended.observed == "-" else re.sub(r" \(.*?\)", "", mended.observed.partition("; not")[0])
+    return f"| {reports} | {fault.what} | {said} | {mended.verdict}, {seen} |"
+
+
+def _address(report: str) -> str:
+    place, _, number = report.partition("#")
+    return f"https://github.com/{place}/issues/{number}"
+
+
+def write(page: Path, head: str, lines: list[str]) -> None:
+    """Puts the rows between the marks of a page."""
+    before, rest = page.read_text("utf-8").split(BEGIN)
+    rows = "\n".join(lines)
+    page.write_text(f"{before}{BEGIN}\n\n{head}\n|---|---|---|---|\n{rows}\n\n{END}{rest.split(END)[1]}", "utf-8")
+
+
+def main() -> None:
+    lines = [line(fault, check(fault.wrong), check(fault.right)) for fault in FAULTS]
+    write(PAGE, "| reported | what goes wrong | `check` says | mended |", lines)
+    chinese = [
+        one.replace(f"| {fault.what} |", f"| {CHINESE[fault.name]} |") for fault, one in zip(FAULTS, lines, strict=True)
+    ]
+    write(PAGE.with_suffix(".zh-CN.md"), "| 报告 | 出了什么错 | `check` 的说法 | 修好之后 |", chinese)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

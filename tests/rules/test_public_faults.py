@@ -1,0 +1,19 @@
+"""Kinds of faults that were reported in public: named where they are, and nothing blamed once they are mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rules.public_faults import BEGIN, END, FAULTS, PAGE, Fault, check, line
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.quick("mask of ones", "padding is text", "one key more", "no softcap")
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
+def test_a_fault_is_named_and_its_mended_version_is_not_blamed(fault: Fault):
+    wrong, right = check(fault.wrong), check(fault.right)
+    assert fault.rule in {rule.name for rule in wrong.broken}
+    assert not right.broken
+    said = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
+    assert line(fault, wrong, right) in said, "python -m tests.rules.public_faults writes the page"
