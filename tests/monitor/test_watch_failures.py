@@ -104,7 +104,7 @@ def broken(path: str) -> Iterator[None]:
 
 PIECES = (
     *(f"monitor.collector:Collector.{name}" for name in ("begin", "key_tokens", "see", "skip", "commit", "_site")),
-    *("monitor.collector:measure", "monitor.collector:SiteSums", "monitor.collector:attention_type"),
+    *("monitor.collector:measure", "monitor.live_sample:SiteSums", "monitor.collector:attention_type"),
     *("monitor.calls:CallSites.number", "monitor.calls:Pairing.join", "monitor.head_sums:SiteSums.add"),
     *(f"monitor.watch:Watch.{name}" for name in ("_begin_pass", "_switch_taps", "sampling", "_end_step", "_tell")),
     *("monitor.recorder:sample_of", "monitor.recorder:Judge.feed", "monitor.kept_run:KeptRun.take"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attemper
 from attemper.cli.show import Language
-from attemper.monitor import collector, recorder, tap_sums
+from attemper.monitor import live_sample, recorder, tap_sums
 from attemper.readings.alarms import ALARMS
 from attemper.readings.labels import LAYER_KINDS, reason_of
 from attemper.readings.reading import Skipped
@@ -162,7 +162,7 @@ def strings(node: ast.AST) -> Iterator[str]:
 def given_reasons() -> Iterator[str]:
     """Every reason that the package's own code gives for a module that it does not measure."""
     yield from map(reason_of, LAYER_KINDS)
-    yield from (collector.NO_SITE, f"{collector.NO_SITE}. Did you mean 'layers.0'?")
+    yield from (live_sample.NO_SITE, f"{live_sample.NO_SITE}. Did you mean 'layers.0'?")
     yield from (names.COMPILED, names.SCRIPTED, recorder.UNSEEN, tap_sums.PADDED, UNSAMPLED)
     by_hand = vars(softmax_by_hand)
     for name in ("ROUTER", "CHANNELS", "FACTORED", "LEARNED", "MIXED", "OTHER_AXIS", "OVERWRITTEN"):

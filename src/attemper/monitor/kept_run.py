@@ -57,8 +57,8 @@ class KeptRun:
         return "memory" if self.store is None else clean_name(self.store.last_name)
 
     @property
-    def bits(self) -> int:
-        """With which numbers are kept."""
+    def bits(self) -> int | None:
+        """Mantissa bits of what is kept; None for all."""
         return DEFAULT_BITS if self.store is None else self.store.bits
 
     @property
