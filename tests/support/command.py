@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import pytest
+import typer.main
 
 from attemper import cli
+
+# Typer reads the types of every option of every verb each time that the program is called: in a process, once.
+vars(typer.main)["get_command"] = cache(typer.main.get_command)
 
 
 class Ended(NamedTuple):
