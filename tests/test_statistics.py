@@ -12,6 +12,7 @@ from attemper.call.result import AttentionStats
 from attemper.readings.reading import HeadReading
 from attemper.statistics import (
     BY_NAME,
+    OF_CALLS,
     OF_SCANS,
     ONE_PASS,
     ROWWISE_BASE,
@@ -44,8 +45,8 @@ def test_the_list_in_the_docs_is_the_table():
 
 
 def test_names_stand_once_and_what_all_means_comes_first():
-    assert len(STATISTICS) == len(TABLE) + len(OF_SCANS)
-    assert (*ONE_PASS, *BY_NAME, *(row.name for row in OF_SCANS)) == tuple(STATISTICS)
+    assert len(STATISTICS) == len(TABLE) + len(OF_SCANS) + len(OF_CALLS)
+    assert (*ONE_PASS, *BY_NAME, *(row.name for row in (*OF_SCANS, *OF_CALLS))) == tuple(STATISTICS)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)

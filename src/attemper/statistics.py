@@ -214,6 +214,10 @@ TABLE = (
     Statistic(
         "visible_keys", "n; exact to 2^24 keys (16.8 million), above them float32's nearest count", "keys",
         whole_number=True, defined=Rows.ALL,
+        shown=Display(
+            "visible_keys", "Visible keys", "keys", "Keys that a row sees, mean over rows.", low=1.0, logarithmic=True,
+            compared="visible keys",
+        ),
     ),
     Statistic(
         "mass", "weight given to values: 1, or sigmoid(lse - sink) with a learned sink", "0 to 1",
@@ -319,8 +323,31 @@ OF_SCANS = (
 )  # fmt: skip
 """What scans alone have, without being asked: it compares two masks of one call, so no single call tells it."""
 
+OF_CALLS = (
+    Statistic(
+        "expected_keys", "the keys that a row should see, by causality, window, chunks, documents and padding, where "
+        "they are declared", "keys", rowwise=None, defined=Rows.ALL,
+        shown=Display(
+            "expected_keys", "Expected keys", "keys",
+            "Keys that a row should see by what the model and its batch declare, mean over rows.",
+            low=1.0, logarithmic=True, compared="expected keys",
+        ),
+    ),
+    Statistic(
+        "leaked_keys", "visible keys of other documents than the row's own, where the batch declares documents",
+        "keys", rowwise=None, defined=Rows.ALL,
+        shown=Display(
+            "leaked_keys", "Leaked keys", "keys", "Visible keys of other documents, mean over rows: 0 is right.",
+            low=0.0, compared="leaked keys",
+        ),
+    ),
+)  # fmt: skip
+"""What readings have without being asked: it follows from what a model and its batch declare, which no call tells."""
+COUNTED = ("visible_keys", *(row.name for row in OF_CALLS))
+"""Statistics that readings count beside the sums of kernels."""
+
 NAMES = tuple(row.name for row in TABLE)
-STATISTICS = {row.name: row for row in (*TABLE, *OF_SCANS)}
+STATISTICS = {row.name: row for row in (*TABLE, *OF_SCANS, *OF_CALLS)}
 """Name -> its row."""
 ONE_PASS = tuple(row.name for row in TABLE if not (row.by_name or row.softmax_by_name))
 """What ``stats="all"`` means: one pass over the scores."""
@@ -336,8 +363,8 @@ SHOWN = {row.shown.name: row.shown for row in STATISTICS.values() if row.shown i
 """Field of ``HeadReading`` -> how it is shown."""
 STATISTIC_OF = {row.shown.name: row.name for row in STATISTICS.values() if row.shown is not None}
 """Field of ``HeadReading`` -> the statistic that it shows."""
-SHOWN_BY_NAME = tuple(field for field, name in STATISTIC_OF.items() if name not in ONE_PASS)
-"""Fields of ``HeadReading`` that are None unless their statistic was asked for, or is one of ``OF_SCANS``."""
+SHOWN_BY_NAME = tuple(field for field, name in STATISTIC_OF.items() if name not in ONE_PASS or name in COUNTED)
+"""Fields of ``HeadReading`` that may be None of every head: not asked for, or not known."""
 # Plain tuples, which a compiler may hold as they are.
 _KEPT = tuple(row.name for row in TABLE if row.kept)
 _COLUMNS = {row.name: row.softmax for row in TABLE}

@@ -19,12 +19,12 @@ from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
 from attemper.monitor.compare import compare
 from attemper.readings.reading import HeadReading, Reading
-from attemper.statistics import BY_NAME, NAMES, OF_SCANS, SHOWN_BY_NAME
+from attemper.statistics import BY_NAME, COUNTED, NAMES, OF_SCANS, SHOWN_BY_NAME
 from tests.sites.own_models import Own
 from tests.support.calls import had
 from tests.support.fixtures import NATIVE
 
-OF_ROWS = ("lse", "mean_logit", "visible_keys")
+OF_ROWS = ("lse", "mean_logit")
 """Of "all", and not of a reading: ``row_statistics`` has them."""
 REPORTED = [name for name in BY_NAME if name != "key_mass"]
 SPANS = [(0, 2), (9, 9)]
@@ -93,7 +93,7 @@ def test_a_reading_is_the_mean_over_the_rows_of_all_batches(name: str, backend: 
 
 
 def test_the_names_of_records_are_those_of_statistics() -> None:
-    assert set(SHOWN_BY_NAME) == {*FIELDS_OF.values(), *(row.name for row in OF_SCANS)}
+    assert set(SHOWN_BY_NAME) == {*FIELDS_OF.values(), *(row.name for row in OF_SCANS), *COUNTED}
 
 
 @pytest.mark.parametrize("name", REPORTED)

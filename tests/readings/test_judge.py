@@ -199,6 +199,8 @@ def toward(kind: AlarmKind, one: Judge, values: np.ndarray, heads: slice) -> np.
     window = one._memories[kind.quantity].window
     if kind.law == "drift":
         return np.abs(values - window.centre[heads])
+    if kind.law == "apart":
+        return np.abs(values)
     shares = values / window.baseline[heads] if kind.law == "fall_from_baseline" else values
     return -shares if kind.side == "below" else shares
 
@@ -398,7 +400,16 @@ def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
 
 
 def test_the_worst_and_the_latest_are_named_with_their_steps_and_unit():
-    units = ("entropy_shift", "falling", "logit_growth", "spread_growth", "drift", "rank_differs", "loss_spike")
+    units = (
+        "visible_keys",
+        "entropy_shift",
+        "falling",
+        "logit_growth",
+        "spread_growth",
+        "drift",
+        "rank_differs",
+        "loss_spike",
+    )
     for kind in KINDS.values():
         alarm = Alarm("a", 0, kind.name, "notice", 13.4, 1.0, "a head 0: it rings", "", 98, 98)
         unit = f" {kind.unit}" if kind.name in units else ""

@@ -32,10 +32,11 @@ from attemper.readings.sample import QUANTITIES
 from tests.report.readings import head, site
 from tests.sites.own_models import Own
 
-DEFAULTS = {"collapsed": 0.05, "diffuse": 0.95, "logits": 100.0, "first_token": 0.8}
+DEFAULTS = {"collapsed": 0.05, "diffuse": 0.95, "logits": 100.0, "first_token": 0.8, "leak": 0.01}
 OF_HISTORY = {
     "layer_fallen": 0.1, "entropy_shift": 5.0, "fallen": 0.02, "falling": 0.25, "logit_growth": 20.0,
-    "spread_growth": 20.0, "drift": 10.0, "dead": 0.999, "rank_differs": 0.1, "loss_spike": 3.0,
+    "spread_growth": 20.0, "drift": 10.0, "dead": 0.999, "rank_differs": 0.1, "visible_keys": 0.01,
+    "loss_spike": 3.0,
 }  # fmt: skip
 BELOW = ("collapsed",)
 """Kinds that ring below their limit; the others ring above."""
@@ -44,10 +45,11 @@ BELOW = ("collapsed",)
 def measured(kind: str, value: float, keys: int = 32) -> HeadReading:
     """A healthy head all of whose rows see ``keys`` keys, with one number as told."""
     numbers = {"normalized_entropy": 0.5, "first_token_mass": 0.1, "max_logit": 10.0}
-    field = {"logits": "max_logit", "first_token": "first_token_mass"}.get(kind, "normalized_entropy")
+    fields = {"logits": "max_logit", "first_token": "first_token_mass", "leak": "leaked_keys"}
+    field = fields.get(kind, "normalized_entropy")
     numbers[field] = value
     bucket = VisibleKeyBucket(keys, 2 * keys - 1, 8, 1.0, numbers["normalized_entropy"], numbers["first_token_mass"])
-    return head(0, max_logit=numbers["max_logit"], by_visible_keys=(bucket,))
+    return head(0, max_logit=numbers["max_logit"], by_visible_keys=(bucket,), leaked_keys=numbers.get("leaked_keys"))
 
 
 def raised(one: HeadReading, **options: Any) -> tuple[Alarm, ...]:
@@ -65,13 +67,13 @@ def test_an_alarm_rings_just_beyond_its_default_limit_and_not_at_it(kind: str) -
     beyond = math.nextafter(limit, -math.inf if kind in BELOW else math.inf)
     (alarm,) = raised(measured(kind, beyond))
     assert (alarm.kind, alarm.severity, alarm.value, alarm.limit) == (kind, KINDS[kind].severity, beyond, limit)
-    assert (alarm.site, alarm.head, alarm.step) == ("layers.0.attn", 0, None)
+    assert (alarm.site, alarm.head, alarm.step) == ("layers.0.attn", None if KINDS[kind].whole else 0, None)
     assert raised(measured(kind, limit)) == ()
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_a_limit_that_is_given_takes_the_place_of_its_default_alone(kind: str) -> None:
-    limit = {"collapsed": 0.4, "diffuse": 0.6, "logits": 50.0, "first_token": 0.3}[kind]
+    limit = {"collapsed": 0.4, "diffuse": 0.6, "logits": 50.0, "first_token": 0.3, "leak": 0.001}[kind]
     value = (limit + DEFAULTS[kind]) / 2
     assert raised(measured(kind, value)) == ()
     (alarm,) = raised(measured(kind, value), limits={kind: limit})
@@ -184,7 +186,8 @@ def test_an_alarm_that_judges_what_is_not_known_of_long_rows_is_refused() -> Non
 def test_every_record_names_what_there_is() -> None:
     numbers = {field.name for field in fields(HeadReading)}
     for kind in ALARMS:
-        assert kind.statistic in numbers or kind.law == "lasting_level" or kind.of_loss  # which are not of one reading
+        elsewhere = kind.law in ("lasting_level", "apart") or kind.of_loss  # which are not of one reading
+        assert kind.statistic in numbers or elsewhere
         assert kind.quantity.removeprefix(MEAN_OF * kind.of_mean) in QUANTITIES or kind.of_loss
         assert not kind.beside or kind.beside in QUANTITIES
         assert kind.law in LAWS
@@ -207,7 +210,7 @@ def test_a_level_of_sharpness_alone_is_a_notice_and_what_collapses_in_a_run_a_wa
     assert severities == {
         **dict.fromkeys(("collapsed", "diffuse", "first_token", "spread_growth", "drift", "dead"), "notice"),
         **dict.fromkeys(("logits", "layer_fallen", "fallen", "falling", "logit_growth"), "warning"),
-        **dict.fromkeys(("rank_differs", "loss_spike", "entropy_shift"), "warning"),
+        **dict.fromkeys(("rank_differs", "loss_spike", "entropy_shift", "leak", "visible_keys"), "warning"),
         **dict.fromkeys(("nonfinite", "nonfinite_loss"), "critical"),
     }
 

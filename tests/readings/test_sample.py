@@ -25,6 +25,7 @@ def test_quantities_are_what_readings_show_then_counts_then_what_alarms_judge():
     assert names[len(SHOWN) :] == [
         *("rows", "empty_rows", "nonfinite_rows", "queries", "keys", "judged_rows"),
         *("judged_normalized_entropy", "judged_first_token_mass", "rank_difference", "farthest_rank"),
+        "surplus_keys",
     ]
     assert all(name == one.name for name, one in QUANTITIES.items())
     assert [name for name, one in QUANTITIES.items() if one.exact] == [

@@ -56,7 +56,17 @@ def _restless(seed: int) -> Iterator[Sample]:
         "nonfinite_rows": (0.0, 0.0, 2.0, 5.0),
         "rank_difference": (0.0, 0.02, 0.2, 0.4),
     }
-    names = (*levels, "farthest_rank", "rows", "judged_rows", "empty_rows")
+    names = (
+        *levels,
+        "leaked_keys",
+        "surplus_keys",
+        "visible_keys",
+        "farthest_rank",
+        "rows",
+        "judged_rows",
+        "empty_rows",
+    )
+    masks, counted = np.random.default_rng((seed, 11)), dict.fromkeys(("leaked_keys", "surplus_keys"), np.zeros((2, 3)))
     goal = {name: np.full((2, 3), levels[name][0]) for name in levels} | {
         "judged_normalized_entropy": np.full((2, 3), 0.5)
     }
@@ -78,6 +88,10 @@ def _restless(seed: int) -> Iterator[Sample]:
         numbers["rank_difference"] = np.repeat(numbers["rank_difference"][:, :1], 3, 1)
         numbers["judged_rows"] = np.where(rng.random((2, 3)) < 0.03, 4.0, 256.0)
         beside = {"farthest_rank": np.ones((2, 3)), "rows": np.full((2, 3), 512.0), "empty_rows": np.zeros((2, 3))}
+        for name, others in ("leaked_keys", (0.0, 0.0, 8.0)), ("surplus_keys", (0.0, 0.0, 8.0, -20.0)):
+            moves = (masks.random((2, 1)) < 0.05) & (place > 40)
+            counted[name] = np.where(moves, masks.choice(others, (2, 1)), counted[name])
+        beside |= counted | {"visible_keys": np.full((2, 3), 40.0)}
         values = np.array([(numbers | beside)[name].reshape(6) for name in names])
         values[:, rng.random(6) < 0.03] = np.nan
         yield Sample(6 * place, 0.0, sites(2, 3), names, values.astype(np.float32))

@@ -22,11 +22,12 @@ from attemper.call.request import Request
 from attemper.call.result import AttentionStats, CallFacts, facts_of
 from attemper.call.state import state_of
 from attemper.call.transforms import is_undisturbed
-from attemper.statistics import BY_NAME, COLUMNS, TABLE
+from attemper.statistics import BY_NAME, COLUMNS, COUNTED, TABLE, Column
 
 BACKEND = table.summing().name
 """The backend whose kernels make the sums."""
-_LACKING = {row.name for row in TABLE if row.name in BY_NAME or (row.shown is not None and row.name not in COLUMNS)}
+_SUMS = (*COLUMNS, *COUNTED)
+_LACKING = {row.name for row in TABLE if row.name in BY_NAME or (row.shown is not None and row.name not in _SUMS)}
 """Statistics that readings may want and the sums do not hold."""
 _raised: dict[torch.device, Tensor] = {}
 """Flags that are never down."""
@@ -63,6 +64,13 @@ class CallSums:
     names: tuple[str, ...]
     facts: CallFacts
     backend: str
+
+    @property
+    def visible_rows(self) -> tuple[Tensor, Tensor]:
+        """[B, H, Q] each: the keys that rows see, and which rows count (bool)."""
+        of = dict(zip(SUMMED, self.state.unbind(0), strict=True))
+        valid = torch.isfinite(of[Column.MAXIMUM] + of[Column.LOG_SUM])
+        return of[Column.VISIBLE_KEYS], valid if self.included is None else valid & self.included[:, None]
 
     def statistics(self) -> AttentionStats:
         """The statistics of the same rows, from the same state."""

@@ -175,6 +175,11 @@ class AttentionStats:
         return self._state[Column.VISIBLE_KEYS].shape
 
     @property
+    def visible_rows(self) -> tuple[Tensor, Tensor]:
+        """[B, H, Q] each: the keys that rows see, and which rows count (bool)."""
+        return self._state[Column.VISIBLE_KEYS], self.valid
+
+    @property
     def device(self) -> torch.device:
         return self._state[Column.VISIBLE_KEYS].device
 

@@ -42,6 +42,8 @@ class Contribution:
     """Its type, one of ``ATTENTIONS``."""
     first_head: int
     """The number of its first head in the whole model."""
+    counted: Tensor
+    """``COUNTED`` and their rows, [2, statistics, H] float64."""
 
     @property
     def shape(self) -> torch.Size:

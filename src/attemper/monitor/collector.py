@@ -30,6 +30,7 @@ from attemper.monitor.calls import (
     with_real_rows,
 )
 from attemper.monitor.checked_model import attention_type
+from attemper.monitor.counted_keys import CountedKeys
 from attemper.monitor.live_sample import LiveSample
 from attemper.monitor.missed_mass import NAME, chooses, with_missed_mass
 from attemper.monitor.options import Scope
@@ -86,6 +87,7 @@ class Collector(LiveSample):
         self._differing: set[str] = set()
         """Taps that were told to have other arguments than the attention beside them."""
         self._known = KnownRequests()
+        self._counted_keys = CountedKeys()
         self._attentions: dict[SiteKey, tuple[str, int]] = {}
         """The type of each site's attention, and the number of its first head in the whole model."""
         self.head_sizes: dict[str, int] = {}
@@ -159,7 +161,9 @@ class Collector(LiveSample):
             self._attentions[key] = attention_type(place, kind, request.problem), first_head(place, call)
             self.head_sizes[self.name_of(place)] = own.query.shape[3]
         backend = request.problem.backend
-        seen.contribution = Contribution(key, found, shape[2], shape[3], tokens, backend, *self._attentions[key])
+        counted = self._counted_keys.sums(place, kind, own, self.context.tokens, found, request.rows)
+        about = *self._attentions[key], counted
+        seen.contribution = Contribution(key, found, shape[2], shape[3], tokens, backend, *about)
         self.note(place, seen.number, kind, request, real)
         if seen.number.call > MOST_CALLS and self.keeper is None and not any(call.is_tap for call in self.calls):
             self._fold(seen)

@@ -26,10 +26,10 @@ from attemper.readings.sums import (
     site_reading,
     width,
 )
-from attemper.statistics import COLUMNS, STATISTIC_OF
+from attemper.statistics import COLUMNS, COUNTED, STATISTIC_OF
 
-MEASURED = frozenset(STATISTIC_OF.values())
-"""Statistics that a reading shows."""
+MEASURED = frozenset(STATISTIC_OF.values()).difference(COUNTED)
+"""Statistics that a reading shows, but for those that are counted beside."""
 IN_KERNELS = MEASURED.intersection(COLUMNS)
 
 
@@ -79,6 +79,11 @@ class SiteSums:
         sums, own = sums.to(self._sums.device), self._sums[:, : sums.shape[1]]
         largest = torch.maximum(own[:, LARGEST], sums[:, LARGEST])
         own.add_(sums)[:, LARGEST] = largest
+
+    def add_counted(self, counted: Tensor) -> None:
+        """Adds ``COUNTED`` of one call: sums and their rows, [2, statistics, H] float64."""
+        at = [self._places[prefix + name].start for prefix in ("", "rows_of_") for name in COUNTED]
+        self._sums[:, at] += counted.flatten(0, 1).T.to(self._sums)
 
     @property
     def key(self) -> SiteKey:
@@ -135,7 +140,7 @@ class SiteSums:
 
     def _means(self, stats: AttentionStats) -> dict[str, Tensor]:
         """Sums and rows of every mean from one stacked tensor: a sampled training step waits for this."""
-        names = [name for name in MEANS if name in stats]
+        names = [name for name in MEANS if name in stats and name not in COUNTED]
         values = torch.stack([stats[name] for name in names]).to(self._sums.device)
         defined = torch.stack([stats.defined_rows(name) for name in names]).to(self._sums.device)
         sums = torch.where(defined, values, 0.0).sum((1, 3), dtype=torch.float64)

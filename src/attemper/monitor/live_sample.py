@@ -154,6 +154,8 @@ class LiveSample:
                 self.keeper.add(call.key, call.found)
         elif 0 not in call.shape:
             site.add_sums(call.found.sums, call.queries, call.keys)
+        if 0 not in call.shape:
+            site.add_counted(call.counted)
         self.last[call.key[0]] = call.found
 
     def _site(self, key: SiteKey, heads: int, device: torch.device) -> SiteSums | None:

@@ -28,6 +28,7 @@ from attemper.readings.labels import JOINED
 from attemper.readings.loss_judge import LossJudge
 from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteKey
+from attemper.readings.surplus import Surplus
 from attemper.sites.names import class_name, unwrap
 from attemper.store.chunk import as_kept
 from attemper.store.scalars import as_float32
@@ -91,6 +92,7 @@ class Recorder:
         self.judge = Judge(options.alarm_limits, options.fewest_keys)
         assert not isinstance(options.store, str | os.PathLike)  # a path has become a store
         self._kept = KeptRun(options.store, about, number)
+        self._surplus = Surplus()
         self._skipped: dict[str, str] = {}
         self._underway: deque[_Underway] = deque()
         self.scalars = ScalarsUnderway()
@@ -211,7 +213,7 @@ class Recorder:
             yield sample, found
 
     def _sample(self, step: int, when: float, found: SampleSums) -> Sample:
-        return sample_of(step, when, found.sites, self._collector.stats, found.tokens)
+        return self._surplus.with_surplus(sample_of(step, when, found.sites, self._collector.stats, found.tokens))
 
     def _judge(self, sample: Sample, period: int) -> None:
         again = period == self._judged

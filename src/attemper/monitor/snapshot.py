@@ -18,7 +18,7 @@ from attemper.monitor.tap_sums import TapSnapshot
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import FARTHEST_RANK, MOST_EXACT, RANK_DIFFERENCE, Sample, SiteKey
 from attemper.readings.sums import CURVES, ENOUGH_KEYS, fits_buckets, places
-from attemper.statistics import SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows, rowwise_names
+from attemper.statistics import COUNTED, SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows, rowwise_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,6 +197,7 @@ def sample_of(step: int, time: float, sites: Sequence[SiteSums], stats: tuple[st
         stats: names of statistics that were asked for; a quantity of any other would be NaN.
         tokens: real tokens read.
     """
+    stats = (*stats, *COUNTED)
     if any(is_rowwise(site.normalizer) for site in sites):
         stats = (*stats, *rowwise_names(stats))
     plan = _plan(stats, sites[0].fewest_keys)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
-from attemper.readings.sample import JUDGED, RANK_DIFFERENCE
+from attemper.readings.sample import JUDGED, RANK_DIFFERENCE, SURPLUS
 from attemper.text import clean, first_of
 from attemper.text import number as shown
 
@@ -105,7 +105,8 @@ class AlarmKind:
     @property
     def has_statistic(self) -> bool:
         """Whether the value of its alarms is the statistic itself, and not something measured over time."""
-        return self.law not in ("doubling_time", "rate", "drift", "lasting_level", "shift") and not self.of_loss
+        of_time = ("doubling_time", "rate", "drift", "lasting_level", "shift", "apart")
+        return self.law not in of_time and not self.of_loss
 
     @property
     def unit_of_value(self) -> str:
@@ -393,6 +394,43 @@ ALARMS = (
         advice="Data-parallel ranks hold the same weights, so their means differ by their examples alone. Look at the "
         "device of that rank (memory errors, heat, clocks), at its part of the data, and whether its weights still "
         "equal those of the others.",
+    ),
+    AlarmKind(
+        name="leak",
+        statistic="leaked_keys",
+        side="above",
+        limit=0.01,
+        unit="keys",
+        judged=False,
+        whole=True,
+        least_heads=1,
+        severity="warning",
+        message="rows see {value:.4g} keys of other documents, in the mean",
+        clause=("site sees other documents", "sites see other documents"),
+        title="documents leak",
+        advice="The batch declares documents (positions that start anew, cu_seq_lens or a mask of numbers), and "
+        "the mask in force lets them see one another. In transformers pass use_cache=False and no attention_mask of "
+        "ones, or take an attention implementation that reads cu_seq_lens.",
+    ),
+    AlarmKind(
+        name="visible_keys",
+        statistic=SURPLUS,
+        law="apart",
+        side="above",
+        limit=0.01,
+        unit="keys",
+        judged=False,
+        whole=True,
+        least_heads=1,
+        beside="visible_keys",
+        part_of="leak",
+        severity="warning",
+        message="rows see {before:.4g} keys in the mean, {now:+.4g} against what they should",
+        clause=("site sees other keys than it should", "sites see other keys than they should"),
+        title="other keys are visible",
+        advice="Masks have changed, or are not what the model declares. Too many keys: causality, a window, documents "
+        "or padding is lost; look at what builds the mask, at the attention implementation and at its kernel. Too few: "
+        "a mask was added.",
     ),
     AlarmKind(
         name="loss_spike",

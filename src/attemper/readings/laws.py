@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-VERSION = 2
+VERSION = 3
 """Of the laws and of how they are applied. Raise it with each change that gives a run other alarms: a stored run keeps
 what was judged, and readers take nothing of another version.
 """
@@ -199,6 +199,7 @@ LAWS: dict[str, Law] = {
         looks_at=("marks", "centre"),
         place=lambda w, reading: drift(reading, w.centre, w.spread),
     ),
+    "apart": Law(lambda window: np.abs(window.recent[-1]), side="above", place=lambda window, reading: np.abs(reading)),
     "lasting_level": Law(lambda window: lasting_level(window.recent), side="above", depth=LASTING),
     "dead": Law(lambda w: dead(w.recent), side="above", depth=RECENT),
     "shift": Law(

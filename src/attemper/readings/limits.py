@@ -132,16 +132,24 @@ def alarms(
     """
     checked = AlarmLimits.of(limits)
     at = [(site, checked.at(site.name)) for site in sites]
-    return tuple(alarm for site, own in at for head in site.heads for alarm in _of_head(site, head, own, fewest_keys))
+    of_sites = [alarm for site, own in at for alarm in _of_heads(site, site.heads, own, fewest_keys, whole=True)]
+    of_heads = (_of_heads(site, (head,), own, fewest_keys) for site, own in at for head in site.heads)
+    return (*of_sites, *(alarm for found in of_heads for alarm in found))
 
 
 _OF_SCANS = tuple(kind for kind in ALARMS if not kind.needs_history)
 
 
-def _of_head(site: SiteReading, head: HeadReading, limits: Limits, fewest_keys: int) -> Iterator[Alarm]:
-    total = head.rows + head.empty_rows + head.nonfinite_rows
+def _of_heads(
+    site: SiteReading, heads: tuple[HeadReading, ...], limits: Limits, fewest_keys: int, *, whole: bool = False
+) -> Iterator[Alarm]:
+    """Alarms of one head, or with ``whole`` of a site, by that of its heads which is farthest beyond."""
     for kind in _OF_SCANS:
-        value, limit = kind.value(head, fewest_keys), limits.get(kind.name, kind.limit)
-        never = limit is None and kind.limit is not None
-        if not (never or value is None) and kind.rings(value, limit):
-            yield kind.alarm(site.name, head.head, value, limit, figures={"total": total})
+        values = [(one, head) for head in heads if (one := kind.value(head, fewest_keys)) is not None]
+        limit = limits.get(kind.name, kind.limit)
+        if kind.whole is not whole or not values or (limit is None and kind.limit is not None):
+            continue
+        value, head = max(values, key=lambda one: one[0] if kind.side == "above" else -one[0])
+        if kind.rings(value, limit):
+            total = head.rows + head.empty_rows + head.nonfinite_rows
+            yield kind.alarm(site.name, None if whole else head.head, value, limit, figures={"total": total})

@@ -20,6 +20,7 @@ from attemper.readings.part import Part, Segment, Shard, label_list, merge
 from attemper.readings.reading import Skipped
 from attemper.readings.sample import SiteLabel
 from attemper.readings.sums import SiteTotals, places
+from attemper.statistics import COUNTED
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
     )
 
 
-LATER = ("missed_mass", "rows_of_missed_mass")
+LATER = tuple(part for name in ("missed_mass", *COUNTED) for part in (name, f"rows_of_{name}"))
 """Columns that files of earlier versions do not have, and that are 0 there."""
 
 

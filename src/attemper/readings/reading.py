@@ -89,6 +89,12 @@ class HeadReading:
     """Mean weight on the keys of the spans that were given."""
     missed_mass: float | None = None
     """Mean weight that keys would have had which a layer with an indexer did not choose; None of other layers."""
+    visible_keys: float | None = None
+    """Mean number of keys that a row sees."""
+    expected_keys: float | None = None
+    """Mean number that it should see, of the same rows; None where nothing declares it."""
+    leaked_keys: float | None = None
+    """Mean number of visible keys of other documents; None where the batch declares none."""
 
     def to_dict(self) -> dict[str, Any]:
         return vars(self) | {

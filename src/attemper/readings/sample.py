@@ -81,12 +81,16 @@ RANK_DIFFERENCE, FARTHEST_RANK = "rank_difference", "farthest_rank"
 mean of all ranks, and the number of that rank. The same for all heads.
 """
 
+SURPLUS = "surplus_keys"
+"""Of a sample: visible keys less those that are expected, or less the most that were seen at like lengths before."""
+
 QUANTITIES: dict[str, Quantity] = {
     **{name: Quantity(name, shown.unit) for name, shown in SHOWN.items()},
     **{name: Quantity(name, unit, exact=True) for name, unit in _COUNTS.items()},
     **{f"judged_{name}": Quantity(f"judged_{name}", SHOWN[name].unit) for name in JUDGED},
     RANK_DIFFERENCE: Quantity(RANK_DIFFERENCE, "of log n"),
     FARTHEST_RANK: Quantity(FARTHEST_RANK, "rank", exact=True),
+    SURPLUS: Quantity(SURPLUS, "keys"),
 }
 """Name -> quantity: the fields of ``HeadReading`` that show statistics, counts, and what alarms judge."""
 

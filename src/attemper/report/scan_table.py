@@ -46,7 +46,9 @@ def _headline(reading: Reading) -> Text:
 def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
     heads = [head for site in stack.sites for head in site.heads]
     columns = {name: one for name, one in SHOWN.items() if one.column and name not in SHOWN_BY_NAME}
-    extra = [name for name in SHOWN_BY_NAME if any(getattr(head, name) is not None for head in heads)]
+    extra = [
+        name for name in SHOWN_BY_NAME if SHOWN[name].column and any(getattr(head, name) is not None for head in heads)
+    ]
     columns |= {name: SHOWN[name] for name in extra}
     heads_a_line = max(4, (width - _OTHER_COLUMNS - sum(len(SHOWN[name].column) + 1 for name in extra)) // 4)
     size = f"up to {count(stack.queries, 'query')} x {count(stack.keys, 'key')}"

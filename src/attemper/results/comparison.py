@@ -16,7 +16,7 @@ from attemper.readings.calls import apart, first_call
 from attemper.readings.json_schema import SCHEMA
 from attemper.readings.reading import Reading, SiteReading
 from attemper.readings.sample import SiteKey
-from attemper.statistics import SHOWN, SHOWN_BY_NAME
+from attemper.statistics import COUNTED, SHOWN, SHOWN_BY_NAME
 from attemper.text import clean, columns_that_fit, count, counts, first_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 ALWAYS = tuple(name for name, shown in SHOWN.items() if shown.brief)
-STATISTICS = (*ALWAYS, *SHOWN_BY_NAME)
+STATISTICS = (*ALWAYS, *sorted(SHOWN_BY_NAME, key=COUNTED.__contains__))  # what was asked for has room first
 """What is compared of each head, in the order of columns; after ``ALWAYS``, what a scan has if it was asked for."""
 MOST_HEADS = 20
 """Heads in a table that is not told how many."""
