@@ -251,10 +251,12 @@ def test_a_softcap_and_sinks_are_read_from_the_final_scores():
 
 @pytest.mark.slow("compiles a model for several shapes")
 def test_a_compiled_model_is_checked_as_it_was_written_and_as_it_runs():
-    model = torch.compile(Mixer(Attention(ahead=1)).eval(), backend="eager")
-    found = attemper.check(model, ids(), causal=True)["causal"]
+    wrong, right = (Mixer(Attention(ahead)).eval() for ahead in (1, 0))
+    compiled: Any = torch.compile(wrong, backend="eager")
+    found = attemper.check(compiled, ids(), causal=True)["causal"]
     assert (found.verdict, found.site) == ("broken", "layer")
-    kept = attemper.check(torch.compile(Mixer(Attention()).eval(), backend="eager"), ids(), causal=True)["causal"]
+    compiled = torch.compile(right, backend="eager")
+    kept = attemper.check(compiled, ids(), causal=True)["causal"]
     assert (kept.verdict, kept.observed) == ("kept", "proved at 1 site; tested at 3 cuts (6 forward passes)")
 
 
@@ -276,8 +278,9 @@ def test_bad_input_is_one_clear_line():
         ({"window": 0}, "an int of at least 1; got 0"),
         ({"causal": "yes"}, "must be True, False or None, got 'yes'"),
     ):
+        given: Any = wrong
         with pytest.raises(attemper.InputError, match=said):
-            attemper.check(model, ids(), **wrong)
+            attemper.check(model, ids(), **given)
     with pytest.raises(attemper.InputError, match=r"must be a torch.nn.Module, got str"):
         attemper.check("gpt2", ids())  # pyright: ignore[reportArgumentType]
     with pytest.raises(attemper.InputError, match=r"must be a dict .* got str"):

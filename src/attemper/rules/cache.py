@@ -24,6 +24,8 @@ def judge(session: Session, tests: Tests) -> str | Rule:
     causal = session.declared.causal
     if name is None or not uses or causal is None or not any(causal.value.values()):
         raise NotDeclaredError("the model has no cache")
+    if session.batch.arguments.get("use_cache") is False:
+        raise NotDeclaredError("use_cache=False in the batch")
     written = session.batch.second or session.batch.tokens
     vectors = "the batch holds no ids" if session.batch[written].is_floating_point() else None
     why = session.obstacle or vectors or ("the model draws random numbers" if session.is_random else None)

@@ -1,0 +1,29 @@
+"""``attemper check``: the table, JSON, the page, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.command import Run, one_line
+
+SHORT = ("--max-length", "64", "--batch-size", "2")
+
+
+def test_the_model_that_ships_keeps_what_is_declared_of_it(run: Run, tmp_path: Path):
+    page = tmp_path / "check.html"
+    code, out, err = run("check", *SHORT, "--json", "--html", page)
+    assert (code, err) == (0, "")
+    verdicts = {rule["name"]: rule["verdict"] for rule in json.loads(out)["rules"]}
+    assert (verdicts["batch"], verdicts["documents"]) == ("kept", "not declared")
+    assert "No rule is broken" in page.read_text("utf-8")
+
+
+def test_what_is_not_proved_is_an_exit_code_where_that_is_asked(run: Run):
+    code, out, _ = run("check", *SHORT, "--strict")
+    assert code == 3
+    assert "not declared" in out
+
+
+def test_a_model_that_is_not_there_is_one_line(run: Run, tmp_path: Path):
+    one_line(run("check", "--text", tmp_path / "none.txt"), 1, "the text")
