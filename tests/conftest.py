@@ -76,6 +76,7 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: no collection of garbage needs to look at it again, nor pytest's own at the end."""
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)  # tests that ask what is left collect by themselves
     gc.enable()
     atexit.register(gc.unfreeze)  # triton's bindings tell of leaks where they are not let go in order
 

@@ -124,6 +124,7 @@ def test_the_same_factor_both_ways_is_not_symmetric():
 
 
 @pytest.mark.parametrize("name", ["scale-one_layer", "window_of_one_layer", "unloaded_norm"])
+@pytest.mark.quick("scale-one_layer")
 def test_plain_faults_are_named_with_true_numbers_both_ways(name: str, clean: Clean):
     row = judge_fault("llama", case(name), "float32", clean)
     assert row["grade"] == "right", row

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,7 @@ def assert_same(call: dict[str, Any], tile: tuple[int, ...], names: tuple[str, .
         )
 
 
+@pytest.mark.slow("tests/fuzz holds all backends against the oracle by default")
 @settings(max_examples=3 * settings().max_examples)
 @given(drawn=any_call())
 def test_blocked_gives_what_the_reference_gives(drawn: Any, tiled):
@@ -107,6 +109,7 @@ def test_blocked_gives_what_the_reference_gives(drawn: Any, tiled):
     assert_same(call, tile, names, tiled)
 
 
+@pytest.mark.slow("tests/fuzz holds all backends against the oracle by default")
 @settings(max_examples=2 * settings().max_examples)
 @given(drawn=any_call(), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4))
 def test_blocked_gives_what_the_reference_gives_on_packed_documents(drawn: Any, lengths: list[int], tiled):

@@ -123,6 +123,19 @@ def plain() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.quick(
+    "Collector.see",
+    "Collector.commit",
+    "CallSites",
+    "Watch._begin_pass",
+    "Watch._tell",
+    "KeptRun",
+    "FirstPasses",
+    "_token_mask",
+    "AttentionMode",
+    "tensor_axes",
+    "tap:_run",
+)
 def test_training_goes_on_bit_for_bit_when_a_piece_of_ours_raises(piece: str, plain: list[Tensor]) -> None:
     one = model()
     with attemper.watch(one, every=2, rows=4) as watch, warnings.catch_warnings(record=True) as told:

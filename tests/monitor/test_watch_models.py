@@ -59,7 +59,7 @@ def watched_error(model: Any, tiny: Tiny, batch: dict[str, Tensor], implementati
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
-@pytest.mark.quick("left", "llama-sdpa")
+@pytest.mark.quick("sdpa-left", "gpt-oss-eager-left", "gemma2-eager-left", "t5-eager-left")
 def test_watched_entropies_are_those_of_eager_weights(
     name: str, implementation: str, padding: str | None, seen: Callable[..., None]
 ) -> None:
@@ -140,7 +140,17 @@ def test_training_steps_with_dropout_are_bit_identical(
 @pytest.mark.parametrize(
     ("name", "implementation"), [(name, way) for name, other in OTHERS.items() for way in other.ways]
 )
-@pytest.mark.quick("sdpa-left")
+@pytest.mark.quick(
+    "OPT-sdpa-left",
+    "RoBERTa-sdpa-left",
+    "ModernBERT-sdpa-left",
+    "Gemma 3-sdpa-left",
+    "Mixtral-sdpa-left",
+    "DeepSeek V3-sdpa-left",
+    "Llama 4-sdpa-left",
+    "BART-sdpa-left",
+    "CLIP-sdpa-left",
+)
 def test_every_module_that_returns_eager_weights_is_seen_under_its_own_name(
     name: str, implementation: str, padding: str | None, seen: Callable[..., None]
 ) -> None:

@@ -31,7 +31,7 @@ def check(folder: Path, most: int) -> None:
         np.testing.assert_allclose(found.largest[column], np.nanmax(part, 0), rtol=1e-3)
 
 
-@pytest.fixture(scope="module", params=[1, 5, 300, 1700])
+@pytest.fixture(scope="module", params=[1, 5, 300, pytest.param(1700, marks=pytest.mark.slow("takes a second"))])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of so many samples."""
     path = tmp_path_factory.mktemp("run")

@@ -28,7 +28,7 @@ def many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-@pytest.mark.quick("sink, empty rows", "one row")
+@pytest.mark.quick("sink")
 def test_five_parts_of_the_keys_agree_with_the_oracle(case: cases.Case, many_splits: None, tiled):
     tiled(0, 4)
     agreement.assert_agreement(replace(case, names=cases.MERGED), "triton", gradients=False)
