@@ -23,7 +23,7 @@ from attemper.monitor.checked_model import device_of
 from attemper.monitor.collector import Collector
 from attemper.sites import package_functions
 from attemper.sites import transformers as registry
-from attemper.sites.names import COMPILED, ORIGINAL, SCRIPTED, compiled_parts, names_of
+from attemper.sites.names import COMPILED, ORIGINAL, SCRIPTED, compiled_call, compiled_parts, names_of
 from attemper.sites.observation import observing, present
 from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
@@ -287,7 +287,7 @@ def _is_known(kind: type[nn.Module]) -> bool:
 def _is_untouched(module: nn.Module) -> bool:
     """Whether a module in eval mode runs the forward of its class, and no hook of anybody else."""
     own = vars(module)
-    if module.training or "forward" in own or "_hf_hook" in own or module._compiled_call_impl is not None:
+    if module.training or "forward" in own or "_hf_hook" in own or compiled_call(module) is not None:
         return False
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return all(getattr(hook, "__module__", None) in _HOOKS for hook in hooks)

@@ -19,12 +19,21 @@ from attemper.monitor.model_state import ObstacleError
 from attemper.monitor.options import NO_ALARMS, WatchOptions
 from attemper.monitor.recorder import UNSEEN
 from attemper.monitor.sampled_steps import SampledSteps
-from attemper.monitor.shadow import ShadowPasses, wrappers_of
+from attemper.monitor.shadow import ShadowPasses, lacking, wrappers_of
 from attemper.readings.labels import JOINED
 from attemper.readings.reading import Skipped
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
-from attemper.sites.names import COMPILED, Wrapper, compiled_parts, is_compiled, names_of, unwrap
+from attemper.sites.names import (
+    COMPILED,
+    Wrapper,
+    compiled_call,
+    compiled_parts,
+    is_compiled,
+    missing_door,
+    names_of,
+    unwrap,
+)
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import enter_compiled, tracking
 from attemper.sites.ways import reading
@@ -48,6 +57,8 @@ class Passes(SampledSteps):
         self._inside = False
         self._nested = 0
         """Calls of the model inside its own forward."""
+        self._left_out: str | None = None
+        """Why the latest sample without a shadow pass has none."""
         self._wrappers: list[nn.Module] = []
         """What torch.compile has made of the model, where it is called in its place."""
         self._compiled, self._always = any(map(is_compiled, model.modules())), options.observe == "shadow"
@@ -83,7 +94,7 @@ class Passes(SampledSteps):
         found = [wrapper for wrapper in wrappers_of(self.model) if wrapper not in known]
         for wrapper in found:
             self._add_wrapper(wrapper)
-        call = self.model._compiled_call_impl
+        call = compiled_call(self.model)
         if call is None or isinstance(call, CompiledCall):
             return bool(found)
         self._doors.close()  # in there they would be traced
@@ -99,7 +110,7 @@ class Passes(SampledSteps):
     @quietly
     def _learn_of(self, wrapper: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A compiled wrapper that was made of the model since is being called."""
-        if wrapper in self._wrappers:
+        if wrapper in self._wrappers or "_forward" not in vars(wrapper):  # where torch renames it, ``step`` finds it
             return
         self._add_wrapper(wrapper)
         # Its doors open with the next call: torch has looked for hooks already.
@@ -156,7 +167,7 @@ class Passes(SampledSteps):
             return
         # It runs somebody's step, which has to run once: each outermost compiled part gets a door.
         for part in self._shadows.new_parts():
-            if part._compiled_call_impl is None:
+            if compiled_call(part) is None:
                 self._open.callback(part.register_forward_pre_hook(Door(self._enter_part), with_kwargs=True).remove)
             else:
                 self._open.callback(CompiledCall(part, Door(self._enter_part)).remove)
@@ -191,6 +202,7 @@ class Passes(SampledSteps):
         """Tells once why a sample has no shadow pass."""
         reason = f"it cannot run a second time beside itself: {reason}"
         if reason not in self._collector.refused:
+            self._left_out = reason
             self._collector.refuse({"": reason})
             if self._told:
                 warnings.warn(clean(f"attemper: {self.title} was left out of a sample: {reason}."), stacklevel=2)
@@ -229,7 +241,7 @@ class Passes(SampledSteps):
         if self._nested:
             self._nested -= 1
             return
-        if module is not self.model and self.model._compiled_call_impl is None:
+        if module is not self.model and compiled_call(self.model) is None:
             self._open_doors(self.model, self._doors)
         ended = self._pass is not None
         raised = sys.exc_info()[1]
@@ -296,6 +308,8 @@ class Passes(SampledSteps):
         seen = self._collector.seen_sites
         if self._told or not (seen or due):
             return None
+        if not seen and self._shadows is not None and (door := missing_door()) is not None:
+            self._leave_out(lacking(door))  # what is compiled in place may not be known for it
         self._told = True
         skipped = self._recorder.unread(seen)
         if not seen:
@@ -304,6 +318,7 @@ class Passes(SampledSteps):
             return f"nothing was measured in the first step. {why}"
         # Which modules hold the taps of compiled code is not known. What calls are one site was measured.
         hidden = UNSEEN if self._sees_taps_alone or not self.passes else None
+        skipped |= {self.title: self._left_out} if self._left_out is not None else {}
         skipped = {name: why for name, why in skipped.items() if why != hidden and not name.endswith(JOINED)}
         return why_not_all(self.model, skipped) if skipped else None
 

@@ -24,7 +24,7 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.sites import transformers as registry
 from attemper.sites.act import without_listeners
-from attemper.sites.names import ORIGINAL, Wrapper, is_compiled, unwrap
+from attemper.sites.names import ORIGINAL, Wrapper, is_compiled, missing_door, unwrap, wrapper_kind
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking
 from attemper.sites.ways import reading
@@ -125,6 +125,11 @@ class Shadow:
             raise ObstacleError(f"its forward changes the parameter {changed}")
 
 
+def lacking(door: str) -> str:
+    """Why there are no shadow passes with a release of torch that has no such private name."""
+    return f"torch {torch.__version__} has no {door}, by which a watch meets compiled code"
+
+
 class ShadowPasses:
     """Those of a watch: of its model or, where that must not run twice, of each compiled part."""
 
@@ -174,6 +179,8 @@ class ShadowPasses:
                 "its forward gathers weights of other ranks, and not all ranks watch it on the same steps: open the "
                 "watch on every rank, with the same every= and step()"
             )
+        if (door := missing_door()) is not None:
+            raise ObstacleError(lacking(door))
         shadow, spent = self._parts.get(module, self._whole), None
         try:
             shadow.read(args, kwargs, begin)
@@ -243,17 +250,13 @@ def eager(model: nn.Module) -> Iterator[None]:
     compiled can only be reached by a word to the whole process (``torch.compiler.set_stance``): it is given where
     the model's code names one.
     """
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    if compiler is None:  # nothing has been compiled
-        yield
-        return
     with ExitStack() as stack:
         for module in model.modules():
             fields = vars(module)
             if fields.get("_compiled_call_impl") is not None:
                 _set(stack, fields, "_compiled_call_impl", None)
-            if isinstance(module, compiler.OptimizedModule):
-                _set(stack, fields, "forward", module._orig_mod)
+            if (inner := module._modules.get("_orig_mod")) is not None:
+                _set(stack, fields, "forward", inner)
             elif (function := getattr(module.forward, ORIGINAL, None)) is not None:
                 bound = function if isinstance(function, MethodType) else MethodType(function, module)
                 _set(stack, fields, "forward", bound)
@@ -290,12 +293,11 @@ def compiled_modules(model: nn.Module) -> list[nn.Module]:
 
 def wrappers_of(model: nn.Module) -> list[nn.Module]:
     """What ``torch.compile`` has made of ``model`` and is still held by somebody."""
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    if compiler is None:
+    kind = wrapper_kind()
+    if kind is None:
         return []
     # An object refers to its class: to look for what does takes a fourth of the time of looking at every object.
-    found = gc.get_referrers(*_with_subclasses(compiler.OptimizedModule))
-    found = (one for one in found if issubclass(type(one), compiler.OptimizedModule))
+    found = (one for one in gc.get_referrers(*_with_subclasses(kind)) if issubclass(type(one), kind))
     return [one for one in found if original_of(one) is original_of(model) and one is not model]
 
 

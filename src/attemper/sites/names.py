@@ -138,12 +138,28 @@ def is_wanted(name: str, wanted: SiteNames) -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile made this module, or compiled it in place, or its forward."""
-    # Nothing has been compiled where torch's compiler is not even imported.
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    if compiler is None:
-        return False
-    whole = isinstance(module, compiler.OptimizedModule) or module._compiled_call_impl is not None
+    whole = "_orig_mod" in module._modules or compiled_call(module) is not None
     return whole or hasattr(module.forward, ORIGINAL)
+
+
+def compiled_call(module: nn.Module) -> Any:
+    """What ``module.compile()`` runs in the module's place; None where it was not called."""
+    return getattr(module, "_compiled_call_impl", None)
+
+
+def wrapper_kind() -> type[nn.Module] | None:
+    """The class of what ``torch.compile`` makes of a module; None where nothing has been compiled."""
+    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+
+
+def missing_door() -> str | None:
+    """What this release of torch lacks of its private names by which a watch meets compiled code; None where it has
+    all. What ``torch.compile`` uses is known once it is imported.
+    """
+    if not hasattr(nn.Module, "_compiled_call_impl"):
+        return "torch.nn.Module._compiled_call_impl"
+    lacks = "torch._dynamo" in sys.modules and wrapper_kind() is None
+    return "torch._dynamo.eval_frame.OptimizedModule" if lacks else None
 
 
 def is_script(module: nn.Module) -> bool:
