@@ -95,7 +95,8 @@ def test_a_padded_batch_is_kept_on_either_side(left: bool):
 
 def test_a_bool_mask_that_eager_attention_adds_to_its_scores_hides_nothing():
     """Eager attention of transformers adds a bool mask as 0 and 1; SDPA reads it as a mask."""
-    batch = {"input_ids": ids(1, 40), "attention_mask": torch.ones(40, 40, dtype=torch.bool).tril()[None, None]}
+    seen = torch.ones(40, 40, dtype=torch.bool).tril()[None, None]
+    batch = {"input_ids": ids(1, 40), "attention_mask": seen, "use_cache": False}
     assert attemper.check(llama(attn_implementation="sdpa"), batch)["causal"].verdict == "kept"
     found = attemper.check(llama(attn_implementation="eager"), batch)["causal"]
     assert (found.verdict, found.site, found.keys) == ("broken", "model.layers.0.self_attn", None)
@@ -232,9 +233,9 @@ def test_random_numbers_break_one_rule_and_leave_the_others_to_be_tested():
 def test_windows_of_a_configuration_hold_at_layers_with_one_and_without():
     config = transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, sliding_window_pattern=2)
     model = transformers.Gemma3ForCausalLM(config).eval()
-    report = attemper.check(model, {"input_ids": ids(), "attention_mask": mask()})
+    report = attemper.check(model, {"input_ids": ids(), "attention_mask": mask(), "use_cache": False})
     assert (report["window"].verdict, report["window"].declared) == ("kept", "8 keys (config.layer_types)")
-    short = {"input_ids": ids(2, 8)}
+    short = {"input_ids": ids(2, 8), "use_cache": False}
     assert attemper.check(model, short)["window"].message == "the window is not shorter than the 8 tokens of the batch"
     assert not report.broken
 
@@ -242,9 +243,9 @@ def test_windows_of_a_configuration_hold_at_layers_with_one_and_without():
 def test_a_softcap_and_sinks_are_read_from_the_final_scores():
     config = transformers.Gemma2Config(**SMALL, head_dim=8, sliding_window=8, attn_implementation="eager")
     model = transformers.Gemma2ForCausalLM(config).eval()
-    assert attemper.check(model, {"input_ids": ids()})["scores"].verdict == "kept"
+    assert attemper.check(model, {"input_ids": ids(), "use_cache": False})["scores"].verdict == "kept"
     model.model.layers[1].self_attn.attn_logit_softcapping = None
-    found = attemper.check(model, {"input_ids": ids()})["scores"]
+    found = attemper.check(model, {"input_ids": ids(), "use_cache": False})["scores"]
     assert (found.verdict, found.site) == ("broken", "model.layers.1.self_attn")
     assert "its softcap is none, declared is 50" in found.message
 
@@ -293,10 +294,10 @@ def test_a_report_is_json_a_page_and_an_error(tmp_path: Any):
     report = attemper.check(Mixer(Attention(ahead=1)).eval(), ids(), causal=True, name="mine")
     with pytest.raises(AssertionError, match=r"(?s)mine breaks what is declared.*causal: layer: 94 rows"):
         report.raise_if_broken()
-    assert attemper.types.Check.from_dict(json.loads(report.to_json())) == report
+    document = json.loads(report.to_json(tmp_path / "check.json"))
+    assert json.loads((tmp_path / "check.json").read_text("utf-8")) == document
+    assert [rule["verdict"] for rule in document["rules"]] == list(verdicts(report).values())
     page = report.to_html(tmp_path / "check.html").read_text("utf-8")
     assert "1 rule is broken" in page
     assert "later tokens" in page
     assert str(report).startswith("mine: tokens 2 x 48, 9 forward passes")
-    with pytest.raises(attemper.InputError, match="this is no JSON"):
-        attemper.types.Check.from_dict({})

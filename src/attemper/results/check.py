@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.errors import InputError
 from attemper.text import clean, count
 
 if TYPE_CHECKING:
@@ -111,21 +110,6 @@ class Check:
 
             write_whole(path, text, "check")
         return text
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Check:
-        """What ``to_dict`` gave.
-
-        Raises:
-            InputError: it is something else.
-        """
-        try:
-            rules = tuple(Rule(**rule) for rule in document["rules"])
-            shape = (int(document["sequences"]), int(document["tokens"]))
-            sites, unread = tuple(document["sites"]), dict(document["unread"])
-            return cls(str(document["model"]), rules, shape, int(document["forwards"]), sites, unread)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"this is no JSON of attemper.check ({error!r:.80}).") from error
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes one page that opens offline; gives the file's place.

@@ -140,7 +140,7 @@ def declare(
     Raises:
         InputError: one of them is of another shape or type.
     """
-    config, notes = _config(model), {}
+    config, notes = text_config(model), {}
     real = _padding(where, model, batch, padding)
     rows = _causal(where, model, names, config, batch, causal, notes)
     second = None
@@ -152,7 +152,7 @@ def declare(
     return Declaration(batch.shape, parts, rows, _window(where, config, window), real, notes, second)
 
 
-def _config(model: nn.Module) -> Any:
+def text_config(model: nn.Module) -> Any:
     """The configuration of the model, or of the part of it that reads text."""
     config = getattr(unwrap(model), "config", None)
     text = getattr(config, "get_text_config", None)

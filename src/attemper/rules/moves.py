@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from attemper.monitor.shadow import eager
 from attemper.rules.token_batch import TokenBatch
-from attemper.sites.names import Names, class_name, compiled_parts, is_script, unwrap
+from attemper.sites.names import Names, compiled_parts, is_script
 
 OUTPUT = "the output"
 COMPILED = "the output of the compiled model"
@@ -80,7 +79,6 @@ class Runner:
         self.model = model
         inside = tuple(f"{name}." for name in mixing if name)
         self._names = {one: name for one, name in names.items() if not name.startswith(inside)} if inside else names
-        self._title = class_name(unwrap(model))
         self._compiled = bool(compiled_parts(names)) and not any(map(is_script, names))
         self._projections: dict[tuple[int, torch.device], Tensor] = {}
         self.forwards = 0
@@ -117,7 +115,7 @@ class Runner:
 
     @contextmanager
     def _hooks(self, found: Trace, batch: TokenBatch, replace: Tensor | None) -> Iterator[None]:
-        sizes, calls = {(batch.shape[0], length) for length in batch.lengths.values()}, Counter[str]()
+        sizes = {(batch.shape[0], length) for length in batch.lengths.values()}
         with ExitStack() as stack:
             for module, name in self._names.items():
                 if is_script(module) or not name:
@@ -125,7 +123,7 @@ class Runner:
                 if isinstance(module, nn.Embedding) and replace is not None:
                     stack.callback(module.register_forward_hook(partial(self._exchange, batch, replace)).remove)
                 if _is_traced(module):
-                    hook = partial(self._take_block, found, sizes, calls, name)
+                    hook = partial(self._take_block, found, sizes, name)
                     stack.callback(module.register_forward_hook(hook).remove)
             yield
 
@@ -138,19 +136,9 @@ class Runner:
         return torch.where(places.to(output.device)[..., None], output.mean() + output.std() * drawn, output)
 
     def _take_block(
-        self,
-        found: Trace,
-        sizes: set[tuple[int, int]],
-        calls: Counter[str],
-        name: str,
-        module: nn.Module,
-        _: Any,
-        out: Any,
+        self, found: Trace, sizes: set[tuple[int, int]], name: str, module: nn.Module, _: Any, out: Any
     ) -> None:
-        calls[name] += 1
-        label = name if calls[name] == 1 else f"{name}#{calls[name]}"
-        tensors = (leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point())
-        states = next((leaf for leaf in tensors if leaf.dim() > 2 and not leaf.is_nested), None)
+        states = next((leaf for leaf in _floating(out) if leaf.dim() > 2), None)
         if states is None:
             return
         if isinstance(module, nn.Conv1d | nn.modules.batchnorm._BatchNorm):
@@ -160,24 +148,21 @@ class Runner:
         if isinstance(module, nn.Embedding) and states.shape[0] == 1:  # positions, the same in all sequences
             states = states.expand(next(iter(sizes))[0], *states.shape[1:])
         if tuple(states.shape[:2]) in sizes:
-            self._add(found, found.rows, label, states, 2)
+            calls = sum(one == name or one.startswith(f"{name}#") for one in found.rows) if name in found.rows else 0
+            self._add(found, found.rows, f"{name}#{calls + 1}" if calls else name, states, 2)
 
     def _take_output(self, found: Trace, name: str, result: Any, batch: TokenBatch) -> None:
         size, lengths = batch.shape[0], set(batch.lengths.values())
-        states = [
-            leaf for leaf in tree_leaves(_fields(result)) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-        ]
-        for leaf in states:
-            if leaf.is_nested or leaf.dim() < 2:
+        # Caches, which are neither dicts nor lists, hold no output.
+        for leaf in _floating(list(result.values()) if isinstance(result, Mapping) else result):
+            swapped = leaf.dim() > 2 and leaf.shape[0] != size == leaf.shape[1] and leaf.shape[0] in lengths
+            states = leaf.transpose(0, 1) if swapped else leaf
+            if states.dim() < 2 or states.shape[0] != size:
                 continue
-            if leaf.dim() > 2 and leaf.shape[0] != size and leaf.shape[1] == size and leaf.shape[0] in lengths:
-                leaf = leaf.transpose(0, 1)
-            if leaf.shape[0] != size:
-                continue
-            if leaf.dim() > 2 and name not in found.rows and leaf.shape[1] <= max(lengths):
-                self._add(found, found.rows, name, leaf, 2)
-            elif leaf.dim() == 2 and name not in found.whole and leaf.shape[1] not in (size, *lengths):
-                self._add(found, found.whole, name, leaf, 1)
+            if states.dim() > 2 and name not in found.rows and states.shape[1] <= max(lengths):
+                self._add(found, found.rows, name, states, 2)
+            elif states.dim() == 2 and name not in found.whole and states.shape[1] not in (size, *lengths):
+                self._add(found, found.whole, name, states, 1)
 
     def _add(self, found: Trace, target: dict[str, Tensor], name: str, states: Tensor, first: int) -> None:
         states = states.detach().flatten(first)
@@ -197,9 +182,10 @@ def _is_traced(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
 
 
-def _fields(result: Any) -> Any:
-    """A model's result as dicts and lists: caches, which are neither, hold no output."""
-    return list(result.values()) if isinstance(result, Mapping) else result
+def _floating(result: Any) -> Iterator[Tensor]:
+    """The tensors of numbers that a result holds."""
+    tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+    return (leaf for leaf in tensors if leaf.is_floating_point() and not leaf.is_nested)
 
 
 Stay = Callable[[str, int], Tensor | None]

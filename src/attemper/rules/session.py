@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attemper.readings.labels import LAYER_KINDS
 from attemper.results.check import Rule
-from attemper.rules.declared import Declaration, Said
+from attemper.rules.declared import Declaration, Said, text_config
 from attemper.rules.keys import Breach, SeenKeys, sites_in_words
 from attemper.rules.moves import Movement, Noise, Runner, Stay, Trace, movement
 from attemper.rules.token_batch import TokenBatch
@@ -89,9 +89,7 @@ class Session:
 
     @property
     def config(self) -> Any:
-        config = getattr(unwrap(self.model), "config", None)
-        text = getattr(config, "get_text_config", None)
-        return text() if callable(text) else config
+        return text_config(self.model)
 
     def real(self, name: str) -> Tensor:
         """[B, L] bool: which places of a sequence are tokens."""
