@@ -27,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     pytest.importorskip("lightning")
-    return torchrun(WORKER, tmp_path_factory.mktemp("workers"), seconds=400)
+    return torchrun(WORKER, tmp_path_factory.mktemp("workers"), seconds=600)
 
 
 def of(results: Results, case: str) -> list[Any]:
@@ -73,12 +73,12 @@ def test_a_process_that_watches_alone_keeps_none_of_the_others_waiting(results: 
     [
         "compiled inside ddp", "compiled around ddp", "compiled blocks in ddp",
         "compiled blocks in ddp with checkpointing", "compiled blocks in fsdp2",
+        "blocks in fsdp2 as torchtitan compiles",
     ],
 )  # fmt: skip
-def test_a_shadow_pass_on_every_rank_leaves_a_compiled_training_as_it_is(results: Results, case: str) -> None:
+def test_a_hundred_steps_with_shadow_passes_on_every_rank_are_those_without(results: Results, case: str) -> None:
     for one in of(results, f"training {case}"):
-        assert one["compared"] == one["equal"]
-        assert one["sampled"] == 3
+        assert one["right"], one
 
 
 @pytest.mark.parametrize("case", ["fsdp2 watched by rank 0", "fsdp2 watched unlike"])

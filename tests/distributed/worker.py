@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -24,9 +25,13 @@ import attemper
 from attemper.distributed import data_parallel
 from attemper.sites.observation import current
 from tests.support.ranks import run_cases
+from tests.support.shadow_models import compilations, fresh_compiler
 
 WORLD, STEPS = 2, 6
 HEADS, SIZE, TOKENS = 4, 8, 20
+SEEN = {"layers.0": HEADS, "layers.1": HEADS}
+MANY = 100
+"""Steps of a compiled training."""
 
 
 class Attention(nn.Module):
@@ -108,7 +113,7 @@ def hooks(module: nn.Module) -> int:
     return sum(len(part._forward_pre_hooks) + len(part._forward_hooks) for part in module.modules())
 
 
-def trained(build: Callable[[], nn.Module], watching: bool) -> tuple[list[Tensor], int]:
+def trained(build: Callable[[], nn.Module], watching: bool, steps: int = STEPS) -> tuple[list[Tensor], int]:
     """Losses, parameters and the state of the random numbers after some steps; passes that were sampled."""
     wrapped = build()
     torch.manual_seed(7)
@@ -116,7 +121,7 @@ def trained(build: Callable[[], nn.Module], watching: bool) -> tuple[list[Tensor
     before = hooks(wrapped)
     watch = attemper.watch(wrapped, every=2, rows=5) if watching else None
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         loss = wrapped(shard(step)).square().mean()
         loss.backward()
@@ -125,7 +130,7 @@ def trained(build: Callable[[], nn.Module], watching: bool) -> tuple[list[Tensor
         if watch is not None:
             watch.step()
     if watch is not None:
-        assert len(watch.table().sites) == 2
+        assert {site.name: len(site.heads) for site in watch.table().sites} == SEEN
         assert watch.failures == 0
         watch.close()
     assert hooks(wrapped) == before, "hooks are left"
@@ -217,6 +222,15 @@ def with_blocks_compiled(module: Any) -> Any:
     return module
 
 
+def as_torchtitan_does(module: Any) -> Any:
+    """Each layer in a wrapper that runs it again for its gradients; the wrapper is compiled, then sharded."""
+    for name, layer in list(module.layers.named_children()):
+        module.layers.register_module(name, checkpoint_wrapper(layer, preserve_rng_state=True))
+    for layer in module.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    return fsdp(module)
+
+
 def wholly_compiled(module: nn.Module) -> Any:
     return torch.compile(module, backend="aot_eager")
 
@@ -227,12 +241,27 @@ COMPILED: dict[str, Callable[[], Any]] = {
     "compiled blocks in ddp": lambda: ddp(with_blocks_compiled(model())),
     "compiled blocks in ddp with checkpointing": lambda: ddp(with_blocks_compiled(model(checkpointed=True))),
     "compiled blocks in fsdp2": lambda: fsdp(with_blocks_compiled(model())),
+    "blocks in fsdp2 as torchtitan compiles": lambda: as_torchtitan_does(model()),
 }
 
 
 def shadowed(build: Callable[[], Any]) -> Any:
-    torch._dynamo.reset()
-    return identical(build)
+    """A row of benchmarks/compiled.py."""
+    left, counted, sampled = [], [], 0
+    trained(build, False, 2)  # the first training of a process looks at more frames of torch's own
+    for watching in (False, True):
+        fresh_compiler()
+        tensors, sampled = trained(build, watching, MANY)
+        left.append(tensors)
+        counted.append(compilations())
+    equal = list(map(torch.equal, *left))
+    found = {
+        "losses equal": all(equal[:MANY]), "weights equal": all(equal[MANY:]),
+        "compilations equal": counted[0] == counted[1],
+    }  # fmt: skip
+    right = all(found.values()) and sampled == MANY // 2
+    graphs = counted[0]["stats"]["unique_graphs"]
+    return {"right": right, "steps": MANY, **found, "graphs": graphs, "sampled": sampled, "heads": SEEN}
 
 
 def fsdp_watched_by_some(every: int, watching: bool) -> Any:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import attemper
+from attemper.lab.model import ByteConfig, ByteModel
 from tests.sites.own_models import Hand, Own
+from tests.support.allocations import peak_allocated_bytes
 
 STEPS = 300
 SETTLED = 50
@@ -105,3 +107,33 @@ def test_memory_stays_flat_over_three_hundred_sampled_steps(name: str) -> None:
 
 if __name__ == "__main__":
     print(json.dumps(measured(sys.argv[1])))
+
+
+ROW_BYTES = 64
+"""At most, of a measured row until its step ends: a dozen statistics in float32."""
+
+
+def peaks_of_passes(layers: int) -> tuple[int, int, int]:
+    """Of a forward without gradients, of the same after a shadow pass, and of a training step."""
+    model, ids = ByteModel(ByteConfig(layers=layers)), torch.randint(0, 256, (4, 129))
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(ids)
+
+    model(ids).sum().backward()
+    alone, step = peak_allocated_bytes(forward), peak_allocated_bytes(lambda: model(ids).sum().backward())
+    with attemper.watch(model, observe="shadow") as watch:
+        for _ in range(2):
+            watch.step()
+            forward()
+        watch.step()
+        beside = peak_allocated_bytes(forward)
+        assert len(watch.table().sites) == layers
+    return alone, beside, step
+
+
+def test_a_shadow_pass_holds_one_layer_at_a_time() -> None:
+    for layers in (2, 6):
+        alone, beside, step = peaks_of_passes(layers)
+        assert alone < beside < alone + layers * 4 * 4 * 129 * ROW_BYTES < step / 2
