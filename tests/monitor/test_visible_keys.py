@@ -86,9 +86,10 @@ def of_masks(watch: attemper.types.Watch) -> list[tuple[str, str, int | None]]:
 
 
 def lose_causality(model: nn.Module) -> None:
-    for module in model.modules():
-        if hasattr(module, "is_causal"):
-            module.is_causal = False
+    parts: Any = model.modules()
+    for part in parts:
+        if hasattr(part, "is_causal"):
+            part.is_causal = False
 
 
 def lose_window(model: Any) -> None:
@@ -174,6 +175,7 @@ def test_documents_that_start_anew_ring_where_they_see_one_another(cache: bool):
     assert found == ([("leak", f"model.layers.{layer}.self_attn", 0) for layer in range(2)] if cache else [])
     head = watch.table().sites[0].heads[0]
     assert head.expected_keys == pytest.approx((3 * 24 * 12.5 + 28 * 14.5) / 100)
+    assert head.expected_keys is not None
     assert head.leaked_keys == pytest.approx(50.5 - head.expected_keys if cache else 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_layers_of_transformers_declare_their_rule(layer: Layer, rule: tuple[obj
 
 
 def test_no_other_module_declares_a_rule():
-    module = nn.Identity()
+    module: Any = nn.Identity()
     module.is_causal = True
     assert rule_of_module(module) is None
 
@@ -86,8 +87,9 @@ def test_arguments_declare_documents(arguments: dict[str, torch.Tensor], documen
     assert (None if found is None else found.tolist()) == documents
 
 
-def declared(**known: object) -> Tokens:
-    return Tokens(**({"own": None, "encoder": None, "ids": {}, "ruled": True} | known))
+def declared(**known: Any) -> Tokens:
+    given: dict[str, Any] = {"own": None, "encoder": None, "ids": {}, "ruled": True}
+    return Tokens(**(given | known))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def _restless(seed: int) -> Iterator[Sample]:
         "judged_rows",
         "empty_rows",
     )
-    masks, counted = np.random.default_rng((seed, 11)), dict.fromkeys(("leaked_keys", "surplus_keys"), np.zeros((2, 3)))
+    masks = np.random.default_rng((seed, 11))
+    counted: dict[str, Any] = {name: np.zeros((2, 3)) for name in ("leaked_keys", "surplus_keys")}
     goal = {name: np.full((2, 3), levels[name][0]) for name in levels} | {
         "judged_normalized_entropy": np.full((2, 3), 0.5)
     }

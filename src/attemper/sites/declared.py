@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import Tensor, nn
 
@@ -102,7 +102,8 @@ def documents_of_keys(tokens: Tokens, batch: int, keys: int) -> Tensor | None:
     return found if found is not None and found.shape[0] in (1, batch) and found.shape[1] == keys else None
 
 
-def _is_whole(tensor: Any, dimensions: int) -> bool:
+def _is_whole(tensor: Any, dimensions: int) -> TypeGuard[Tensor]:
+    """Whether this is a tensor of whole numbers with so many dimensions."""
     return (
         isinstance(tensor, Tensor)
         and tensor.dim() == dimensions
