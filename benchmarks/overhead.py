@@ -15,12 +15,10 @@ Memory: resident bytes after 200 and after so many sampled steps with a store, o
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import minilm
+import paired
 import torch
 from torch import nn
 
@@ -107,7 +106,7 @@ def check(kind: str, folder: Path) -> None:
         sys.exit(f"{kind}: losses differ: {losses}. No timing of a wrong result.")
 
 
-def measure(kind: str, pairs: int, clock: Callable[[], float], folder: Path) -> dict[str, Any]:
+def measure(kind: str, pairs: int, clock: paired.Clock, folder: Path) -> dict[str, Any]:
     """Milliseconds of a step without a watch, and ratios."""
     check(kind, folder)
     ways = {
@@ -170,19 +169,13 @@ def growth(steps: int, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--pairs", type=int, default=25)
+    parser = paired.parser_of(__doc__, MODELS)
     parser.add_argument("--memory", type=int, default=2000, help="steps; 0 to leave it out")
-    parser.add_argument("--cpu-time", action="store_true", help="process time on one thread, for a busy machine")
-    parser.add_argument("--json", type=Path, help="where the results go")
     options = parser.parse_args()
-    if options.cpu_time:
-        torch.set_num_threads(1)
-    clock = time.process_time if options.cpu_time else time.perf_counter
+    clock, its_name = paired.clock_of(options)
     found: dict[str, Any] = {
         "machine": vars(machine()),
-        "clock": "process time, of all threads" if options.cpu_time else "wall",
+        "clock": its_name,
         "rows": ROWS,
         "bounds": {**BOUNDS, "every=1 with a store, small": SMALL_BOUND},
     }

@@ -14,15 +14,13 @@ ratio follows from the two.
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import paired
 import torch
 import torch._dynamo
 from torch import nn
@@ -112,7 +110,7 @@ def check(model: nn.Module, compiled: Any, ids: torch.Tensor, layers: int) -> di
     return {"largest_difference_nats": worst}
 
 
-def measure(kind: str, backend: str, pairs: int, clock: Callable[[], float]) -> dict[str, Any]:
+def measure(kind: str, backend: str, pairs: int, clock: paired.Clock) -> dict[str, Any]:
     build, shape, layers = MODELS[kind]
     torch.manual_seed(0)
     model = build()
@@ -157,19 +155,13 @@ def measure(kind: str, backend: str, pairs: int, clock: Callable[[], float]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--pairs", type=int, default=25)
+    parser = paired.parser_of(__doc__, MODELS)
     parser.add_argument("--backend", default="inductor")
-    parser.add_argument("--cpu-time", action="store_true", help="process time on one thread, for a busy machine")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if options.cpu_time:
-        torch.set_num_threads(1)
-    clock = time.process_time if options.cpu_time else time.perf_counter
+    clock, its_name = paired.clock_of(options)
     row: dict[str, Any] = {
         "machine": asdict(machine()),
-        "clock": "process time" if options.cpu_time else "wall",
+        "clock": its_name,
         "backend": options.backend,
         "rows": ROWS,
         "pairs": options.pairs,
