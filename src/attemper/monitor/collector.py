@@ -279,6 +279,7 @@ class Collector(LiveSample):
             real, seen.reason = self.context.real_queries(kind, (*own.query.shape[:3], keys), None, own.tokens)
         except (InputError, BackendError) as error:
             seen.reason = str(error)
+            return None
         return None if seen.reason is not None else PreparedCall(place, own, kind, request.problem, real)
 
     def note(self, module: nn.Module, number: CallNumber, kind: str, request: Request, real: Tensor | None) -> None:
