@@ -129,9 +129,11 @@ def parsed(source: str) -> ast.Module:
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All that stands in ``node`` and runs."""
+    """The statements in ``node`` that run."""
     for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if not isinstance(child, ast.expr):  # no statement stands in one
             yield child
             yield from statements(child)
 

@@ -122,12 +122,18 @@ class Imports(ast.NodeVisitor):
     """What a relative import starts from."""
     homes: Mapping[str, str]
     """Public name -> the module it comes from: ``from attemper import attention`` is an import of that module."""
+    by_call: bool
+    """Whether a call may import something. Where none does, expressions are not looked through."""
     found: list[Import] = field(default_factory=list)
     functions: tuple[str, ...] = ()
     for_type_checkers: bool = False
 
     def add(self, node: ast.AST, target: str, members: tuple[str, ...] = ()) -> None:
         self.found.append(Import(getattr(node, "lineno", 0), target, self.functions, self.for_type_checkers, members))
+
+    def visit(self, node: ast.AST) -> None:
+        if self.by_call or not isinstance(node, ast.expr):
+            super().visit(node)
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -177,7 +183,7 @@ class Imports(ast.NodeVisitor):
 def imports_of(path: str, source: str, homes: Mapping[str, str]) -> list[Import]:
     """Imports of the file ``path`` (relative to src), but for those that an ``__init__.py`` keeps for type checkers."""
     place = Path(path)
-    visitor = Imports(".".join(place.parent.parts), homes)
+    visitor = Imports(".".join(place.parent.parts), homes, "import_module" in source or "__import__" in source)
     visitor.visit(parsed(source))
     is_init = place.name == "__init__.py"
     return [found for found in visitor.found if not (is_init and found.for_type_checkers)]
