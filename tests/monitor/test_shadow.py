@@ -113,6 +113,7 @@ def test_a_tap_sees_its_attention_and_the_shadow_the_rest() -> None:
     assert found.keys() == {"mine", "blocks.1.attention"}
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_where_taps_see_all_nothing_runs_beside() -> None:
     runs: list[int] = []
     model = tapped("one", "two")

@@ -190,6 +190,7 @@ def test_a_process_that_goes_on_judges_only_what_is_new_and_after_what_was_kept_
     assert told(folder) == told(without(folder))
 
 
+@pytest.mark.slow("takes a second")
 def test_limits_of_the_watch_are_kept_and_others_are_computed(tmp_path: Path, fed: list[int]) -> None:
     watched = AlarmLimits(logits=5.0, drift=None, sites={"layers.1.*": {"layer_fallen": None, "falling": 0.01}})
     others = AlarmLimits(logits=6.0), AlarmLimits(sites={"layers.1.*": {"logits": 5.0}}), AlarmLimits()
