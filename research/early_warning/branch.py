@@ -1,6 +1,6 @@
 """From the first alarm on in another way: the same run again, with a remedy that begins at the step after the alarm.
 
-The alarm is the first above notice of those that ship, by their defaults. A fault that stays goes on under the remedy.
+The alarm is the first of ``FIRST_OF``, by their defaults. A fault that stays goes on under the remedy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 from attemper.lab.corpus import Corpus
 from attemper.lab.experiment import one_thread
 from attemper.lab.trained.interventions import THRESHOLD
-from attemper.readings.alarms import KINDS
 from research.early_warning.default_alarms import first_alarms
 from research.early_warning.grid import LARGER, Trial
 from research.early_warning.run_file import RunFile
@@ -22,6 +21,8 @@ from research.early_warning.trial import Array, Training
 
 BACK = 50
 """Steps from the last good checkpoint to the alarm."""
+FIRST_OF = frozenset(("nonfinite", "logits", "layer_fallen", "fallen", "falling", "logit_growth"))
+"""The alarms of heads above notice when these runs were drawn: others would mean to train the remedies anew."""
 RUNS = 30
 """Faulty runs that are branched, drawn among those with an alarm."""
 
@@ -98,10 +99,10 @@ def plan_branches(files: Sequence[tuple[Trial, RunFile]]) -> list[tuple[Trial, B
 
 
 def alarm_step(trial: Trial, file: RunFile) -> int | None:
-    """The first alarm above notice from the fault on; None without one, or in a healthy run."""
+    """The first of these alarms from the fault on; None without one, or in a healthy run."""
     if trial.fault is None:
         return None
-    steps = [step for kind, step in first_alarms(file, trial.fault.step).items() if KINDS[kind].severity != "notice"]
+    steps = [step for kind, step in first_alarms(file, trial.fault.step).items() if kind in FIRST_OF]
     return min(steps, default=None)
 
 

@@ -211,7 +211,7 @@ def _default_alarms(content: Mapping[str, Any]) -> Table:
         parts = [_of((len(some), len(runs))) for some, runs in zip(rung, (healthy, harmless, hurt), strict=True)]
         if any(rung):
             rows.append((name, severity, *parts, median(leads) if leads else None, len(leads)))
-        elif name in ALARMS and not ALARMS[name].needs_ranks:
+        elif name in ALARMS and not (ALARMS[name].needs_ranks or ALARMS[name].of_loss):
             silent.append(name)
     loud = sum(bool(row["alarms"].keys() & set(heard)) for row in healthy)
     return Table(

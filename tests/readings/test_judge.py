@@ -118,7 +118,7 @@ def test_a_head_has_fallen_below_its_share_of_the_baseline_and_not_at_it():
     assert judge(series(ENTROPY, [0.5, 0.5, 0.125]), limits) == ()
     below = float(np.nextafter(np.float32(0.125), np.float32(0)))
     (alarm,) = judge(series(ENTROPY, [0.5, 0.5, below, 0.18, 0.2]), limits)
-    assert (alarm.kind, alarm.head, alarm.severity, alarm.since, alarm.ended) == ("fallen", 0, "warning", 20, 40)
+    assert (alarm.kind, alarm.head, alarm.severity, alarm.since, alarm.ended) == ("fallen", 0, "notice", 20, 40)
     assert (alarm.value, alarm.limit) == (below, 0.125)
     found = "layers.0 head 0: normalised entropy has fallen from 0.5 at first to 0.12 (it was 0.5 at step 10)"
     assert alarm.message == found

@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import pickle
+import re
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from attemper.readings.alarms import (
     MEAN_OF,
     OF_ONE_SAMPLE,
     SEVERITIES,
+    AlarmKind,
     by_kind,
     lines,
 )
@@ -29,6 +31,7 @@ from attemper.readings.laws import LAWS
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
 from attemper.readings.sample import QUANTITIES
+from research import RESULTS
 from tests.report.readings import head, site
 from tests.sites.own_models import Own
 
@@ -208,11 +211,41 @@ def test_a_level_or_a_nan_is_known_from_one_reading_and_all_else_needs_a_history
 def test_a_level_of_sharpness_alone_is_a_notice_and_what_collapses_in_a_run_a_warning() -> None:
     severities = {kind.name: kind.severity for kind in ALARMS}
     assert severities == {
-        **dict.fromkeys(("collapsed", "diffuse", "first_token", "spread_growth", "drift", "dead"), "notice"),
-        **dict.fromkeys(("logits", "layer_fallen", "fallen", "falling", "logit_growth"), "warning"),
+        **dict.fromkeys(("collapsed", "diffuse", "first_token", "fallen", "spread_growth", "drift", "dead"), "notice"),
+        **dict.fromkeys(("logits", "layer_fallen", "falling", "logit_growth"), "warning"),
         **dict.fromkeys(("rank_differs", "loss_spike", "entropy_shift", "leak", "visible_keys"), "warning"),
         **dict.fromkeys(("nonfinite", "nonfinite_loss"), "critical"),
     }
+
+
+REMEDIED = ("logits", "layer_fallen", "falling", "logit_growth")
+"""What the runs began with that were gone on with remedies, but for notices."""
+
+
+@pytest.mark.parametrize("kind", ALARMS, ids=lambda kind: kind.name)
+def test_each_warning_of_a_run_ends_with_the_line_that_holds_it_or_says_that_none_does(kind: AlarmKind) -> None:
+    figures = {"now": 1.0, "before": 1.0, "total": 1.0}
+    given = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "half": 27.46}, step=40, since=40)
+    if kind.severity == "notice":
+        assert given.advice == kind.advice
+    elif kind.name in REMEDIED:
+        assert given.advice.endswith("attemper.QKClip(model, threshold=27.5), with its step() after the optimizer's.")
+        unknown = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "half": math.nan}, step=40, since=40)
+        assert "attemper.QKClip(model, threshold=...)" in unknown.advice
+    else:
+        assert re.search(r"No line of ours helps: .* step 40\.$", given.advice)
+    assert kind.alarm("a", 0, 1.0, kind.limit, figures=figures).advice == kind.advice, "a scan trains nothing"
+
+
+def test_no_line_is_a_remedy_that_ended_higher_where_the_fault_did_no_harm() -> None:
+    content = json.loads((RESULTS / "early-warning.json").read_text("utf-8"))
+    harmful = {one["remedy"] for one in content["branches"] if one["remedied"] - one["unchanged"] > one["floor"]}
+    assert harmful == {"learning rate / 3", "roll-back"}
+    clip = {kind.name for kind in ALARMS if "QKClip" in kind.line}
+    assert clip == set(REMEDIED)
+    for kind in ALARMS:
+        assert "learning rate / 3" not in kind.line
+        assert "ower the" not in re.sub(r"If the loss .*", "", f"{kind.advice} {kind.line}"), "the rate, with no if"
 
 
 def test_alarms_are_grouped_by_kind_the_worst_first() -> None:
@@ -228,13 +261,13 @@ def test_the_log_says_each_sentence_of_advice_once() -> None:
         return KINDS[kind].alarm("a", 1, 0.01, 0.05, (0.4, 30), {"before": 0.5, "now": 0.1}, step=40, since=40)
 
     told: set[str] = set()
-    first, second = (line for line, _ in lines([alarm("fallen"), alarm("falling")], told))
-    assert first.startswith("warning fallen: a head 1: ")
-    assert "The head has become much sharper than it was at first. If the loss suffers too" in first
-    assert second.endswith("Within a few steps the head has become nearly one-hot.")
-    ((again, heard),) = lines([alarm("fallen")], told)
+    first, second = (line for line, _ in lines([alarm("falling"), alarm("fallen")], told))
+    assert first.startswith("warning falling: a head 1: ")
+    assert "Within a few steps the head has become nearly one-hot. If the loss suffers too" in first
+    assert second.endswith("The head has become much sharper than it was at first.")
+    ((again, heard),) = lines([alarm("falling")], told)
     assert heard
-    assert again.startswith("warning fallen: a head 1: ")
+    assert again.startswith("warning falling: a head 1: ")
     assert not any(sentence in again for sentence in told)
 
 

@@ -73,6 +73,13 @@ def test_every_alarm_is_said_in_every_language() -> None:
         figures = re.findall(r"[0-9.]+%?", say(found))
         assert all(figure.rstrip(".") in chinese for figure in figures), chinese
         assert say(advice(alarm)) == alarm.advice
+        for given in (
+            alarm,
+            kind.alarm("layers.0.attn", where, 0.0321, kind.limit, figures=FIGURES),
+        ):  # of a run, and of a scan
+            assert isinstance(advice(given), Message)
+            assert say(advice(given)) == given.advice
+            assert not re.search(r"[{}]", say(advice(given), "zh"))
         assert re.search("[\u4e00-\u9fff]", say(advice(alarm), "zh"))
 
 

@@ -243,7 +243,7 @@ def test_texts_are_those_of_the_version_that_reads(judged: Path, monkeypatch: py
     for one in judge.OF_HEADS:
         monkeypatch.setitem(vars(one), "advice", "Another one.")
     after = attemper.open(judged).alarms()
-    assert {alarm.advice for alarm in after} == {"Another one."}
+    assert all(alarm.advice.startswith("Another one.") for alarm in after)
     assert [alarm.message for alarm in after] == [alarm.message for alarm in before]
 
 

@@ -6,6 +6,7 @@ an alarm is to add a record to it. What each measures is a law of ``laws.py``; `
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from attemper.text import clean, first_of
 from attemper.text import number as shown
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
-TEXTS = ("message", "clause", "title", "advice", "unit", "worst")
+TEXTS = ("message", "clause", "title", "advice", "line", "unit", "worst")
 """Fields of an ``AlarmKind`` that are words alone."""
 MEAN_OF = "mean of "
 """Before the name of a quantity: its mean over the heads of a site, at the first of them."""
@@ -51,6 +52,10 @@ class AlarmKind:
     title: str
     """The name on the card of the page."""
     advice: str
+    line: str = ""
+    """The one line that holds it for this model: the end of its advice in a run. A format of ``step`` and of ``half``
+    the largest logit that its heads have as it begins. Empty for a notice.
+    """
     unit: str = ""
     """Of its limit."""
     law: str = "level"
@@ -98,6 +103,11 @@ class AlarmKind:
         return self.statistic == LOSS
 
     @property
+    def is_ill(self) -> bool:
+        """Whether a head with it is no part of what is normal: a warning, or a fall, which is no baseline."""
+        return self.severity != SEVERITIES[0] or self.law == "fall_from_baseline"
+
+    @property
     def needs_ranks(self) -> bool:
         """Whether it compares the ranks of a merged history: no other has such an alarm."""
         return self.statistic == RANK_DIFFERENCE
@@ -143,17 +153,25 @@ class AlarmKind:
 
         Args:
             origin: an earlier value of the statistic and its step, if it changed.
-            figures: ``now``, ``before`` and ``total``, for the message.
+            figures: ``now``, ``before`` and ``total``, for the message; ``half``, for the line.
             history: ``step`` and the fields of ``Alarm`` after it.
         """
         place = site if head is None else f"{site} head {head}"
         said = self.message.format(value=value, **(figures or {}))
         pace = "" if origin is None else f" (it was {origin[0]:.3g} at step {origin[1]})"
-        return Alarm(
-            site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}", self.advice, **history
-        )
+        told = (site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}")
+        return Alarm(*told, self.advised((figures or {}).get("half", math.nan), history.get("step")), **history)
+
+    def advised(self, half: float, step: int | None) -> str:
+        """What to do, with the line of this run; of a scan, which has no step, without."""
+        if not self.line or step is None:
+            return self.advice
+        threshold = "..." if math.isnan(half) else f"{half:.3g}"
+        return f"{self.advice} {self.line.format(half=threshold, step=step)}"
 
 
+_CLIP = "This line holds it: attemper.QKClip(model, threshold={half}), with its step() after the optimizer's."
+_CHANGED = "No line of ours helps: {what} changed at step {{step}}."
 _SHARP = (
     "If the loss suffers too, lower the learning rate, or hold its entropy by a temperature above 1, a penalty on "
     "entropy or a clip of query and key weights."
@@ -173,6 +191,7 @@ ALARMS = (
         title="NaN or infinite scores",
         advice="Scores hold NaN or infinity: find the first layer where they appear, look for NaN weights and for "
         "overflow in half precision. These rows are left out of every mean.",
+        line="No line of ours helps: what is NaN stays so. Go on from a checkpoint before step {step}.",
     ),
     AlarmKind(
         name="collapsed",
@@ -217,8 +236,9 @@ ALARMS = (
         clause=("has logits", "have logits"),
         worst="the largest",
         title="large logits",
-        advice="Scores this large saturate the softmax and are where training in half precision breaks. Clip query and "
-        "key weights, normalise queries and keys, or lower the learning rate.",
+        advice="Scores this large saturate the softmax and are where training in half precision breaks. If the loss "
+        "rises, lower the learning rate, too.",
+        line=_CLIP,
     ),
     AlarmKind(
         name="first_token",
@@ -248,9 +268,9 @@ ALARMS = (
         message="normalised entropy of all {total:.0f} heads has fallen, in the mean from {before:.2g} to {value:.2g}",
         clause=("layer has collapsed", "layers have collapsed"),
         title="layer collapsed",
-        advice="All heads of this layer have become far sharper than they were: attention collapses. Lower the "
-        "learning rate, or go back to a checkpoint before this step and clip query and key weights, normalise "
-        "queries and keys, or hold entropy by a penalty.",
+        advice="All heads of this layer have become far sharper than they were: attention collapses. If the loss "
+        "rises, lower the learning rate, too.",
+        line=_CLIP,
     ),
     AlarmKind(
         name="entropy_shift",
@@ -268,8 +288,10 @@ ALARMS = (
         message="normalised entropy has left its range within three readings, in the mean over heads to {now:.2g}",
         clause=("layer has left the range of its entropy", "layers have left the range of their entropy"),
         title="entropy has shifted",
-        advice="Within three readings the heads of this layer attend otherwise. Look at what changed at this step: the "
-        "learning rate, the data, the scale of the scores.",
+        part_of="layer_fallen",
+        advice="Within three readings the heads of this layer attend otherwise. If logits grow, too, do what their "
+        "alarms say.",
+        line=_CHANGED.format(what="the data, the learning rate or the scale of the scores"),
     ),
     AlarmKind(
         name="fallen",
@@ -280,7 +302,7 @@ ALARMS = (
         unit="of the baseline",
         release=0.5,
         least_rows=8,
-        severity="warning",
+        severity="notice",
         message="normalised entropy has fallen from {before:.2g} at first to {value:.2g}",
         clause=("is far sharper than at first", "are far sharper than at first"),
         title="fallen",
@@ -303,6 +325,7 @@ ALARMS = (
         title="falling fast",
         part_of="layer_fallen",
         advice=f"Within a few steps the head has become nearly one-hot. {_SHARP}",
+        line=_CLIP,
     ),
     AlarmKind(
         name="logit_growth",
@@ -318,8 +341,9 @@ ALARMS = (
         message="largest logit {now:.1f} doubles in {value:.1f} steps",
         clause=("has logits that double within few steps", "have logits that double within few steps"),
         title="growing logits",
-        advice="At this pace scores are soon so large that they saturate the softmax. Lower the learning rate, warm up "
-        "longer, clip query and key weights, or normalise queries and keys.",
+        advice="At this pace scores are soon so large that they saturate the softmax. If the loss rises, lower the "
+        "learning rate, too, or warm up longer.",
+        line=_CLIP,
     ),
     AlarmKind(
         name="spread_growth",
@@ -338,8 +362,8 @@ ALARMS = (
             "have a logit spread that doubles within few steps",
         ),
         title="growing logit spread",
-        advice="The variance of the scores grows faster than training needs. Lower the learning rate, clip query and "
-        "key weights, or normalise queries and keys.",
+        advice="The variance of the scores grows faster than training needs. Clip query and key weights, or normalise "
+        "queries and keys.",
     ),
     AlarmKind(
         name="drift",
@@ -394,6 +418,7 @@ ALARMS = (
         advice="Data-parallel ranks hold the same weights, so their means differ by their examples alone. Look at the "
         "device of that rank (memory errors, heat, clocks), at its part of the data, and whether its weights still "
         "equal those of the others.",
+        line=_CHANGED.format(what="that rank"),
     ),
     AlarmKind(
         name="leak",
@@ -411,6 +436,7 @@ ALARMS = (
         advice="The batch declares documents (positions that start anew, cu_seq_lens or a mask of numbers), and "
         "the mask in force lets them see one another. In transformers pass use_cache=False and no attention_mask of "
         "ones, or take an attention implementation that reads cu_seq_lens.",
+        line="No line of ours helps: the mask lets documents see one another since step {step}.",
     ),
     AlarmKind(
         name="visible_keys",
@@ -431,6 +457,7 @@ ALARMS = (
         advice="Masks have changed, or are not what the model declares. Too many keys: causality, a window, documents "
         "or padding is lost; look at what builds the mask, at the attention implementation and at its kernel. Too few: "
         "a mask was added.",
+        line=_CHANGED.format(what="the mask"),
     ),
     AlarmKind(
         name="loss_spike",
@@ -444,11 +471,12 @@ ALARMS = (
         whole=True,
         least_rows=0,
         severity="warning",
-        message="{now:.4g} is far above its mean over the 50 steps before, {before:.4g}",
+        message="{now:.4g} is far from its mean over the 50 steps before, {before:.4g}",
         clause=("time the loss has jumped", "times the loss has jumped"),
         title="loss has jumped",
         advice="If heads ring at these steps, do what their alarms say. If none does, look at the data of these steps: "
-        "another file, repeated or shuffled texts, damaged labels. Skip them, or go back to a checkpoint before.",
+        "another file, repeated or shuffled texts, damaged labels, and skip them.",
+        line=_CHANGED.format(what="the data or the learning rate"),
     ),
     AlarmKind(
         name="nonfinite_loss",
@@ -463,8 +491,9 @@ ALARMS = (
         message="it is NaN or infinite",
         clause=("time the loss was NaN or infinite", "times the loss was NaN or infinite"),
         title="NaN or infinite loss",
-        advice="Go back to a checkpoint before this step. If heads have NaN or infinite scores, begin with the first "
-        "layer that has; else look for labels that are all masked, and for overflow in half precision.",
+        advice="If heads have NaN or infinite scores, begin with the first layer that has; else look for labels that "
+        "are all masked, and for overflow in half precision.",
+        line="No line of ours helps: what is NaN stays so. Go on from a checkpoint before step {step}.",
     ),
 )
 OF_HEADS = tuple(kind for kind in ALARMS if not kind.of_loss)

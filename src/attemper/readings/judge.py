@@ -22,6 +22,8 @@ from attemper.text import count
 
 UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
+LOGITS = KINDS["logits"].quantity
+"""What the line that holds an alarm is said in."""
 WHOLE_FIRST = sorted(OF_HEADS, key=lambda kind: not kind.whole)
 """In the order of judging: where a whole site rings, its heads raise no alarm of their own."""
 MOST_ENDED = 10_000
@@ -31,9 +33,9 @@ BESIDE = tuple(kind.beside for kind in OF_HEADS if kind.beside)
 """Quantities that messages name and nothing judges."""
 
 
-MEASURE, NOW, BEFORE, TOTAL, STEP = range(5)
+MEASURE, NOW, BEFORE, TOTAL, LOGIT, STEP = range(FIGURES := 6)
 """What is known of an alarm at a sample: what is held against the limit, the statistic, what it is compared with (if
-anything), rows or heads, and the step.
+anything), rows or heads, the largest logit, and the step.
 """
 FIRST, WORST, LATEST = range(3)
 """Samples of which that is kept."""
@@ -51,7 +53,7 @@ class PastAlarm(NamedTuple):
     kind: AlarmKind
     column: int
     figures: Array
-    """[3, 5]"""
+    """[3, FIGURES]"""
     origin: tuple[float, int] | None
     step: int
     """With which it ended."""
@@ -62,7 +64,7 @@ class KindState(NamedTuple):
 
     on: np.ndarray
     figures: Array
-    """[3, 5, H], ``FIRST`` to ``LATEST`` and ``MEASURE`` to ``STEP``."""
+    """[3, FIGURES, H], ``FIRST`` to ``LATEST`` and ``MEASURE`` to ``STEP``."""
     origins: Mapping[int, tuple[float, int] | None]
     """Column -> an earlier value and its step, of those that are on."""
 
@@ -102,7 +104,7 @@ class Judge:
             name: Memory(tuple(LAWS[kind.law] for kind in OF_HEADS if kind.quantity == name)) for name in quantities
         }
         self._missing: tuple[str, ...] = ()
-        silent = KindState(np.zeros(0, bool), np.empty((3, 5, 0)), {})
+        silent = KindState(np.zeros(0, bool), np.empty((3, FIGURES, 0)), {})
         self._before = self._now = State(None, {kind.name: silent for kind in OF_HEADS}, np.empty(0, bool))
         self._ended: deque[PastAlarm] = deque(maxlen=MOST_ENDED)
         self._reported: set[tuple[Any, ...]] = set()
@@ -241,7 +243,7 @@ class Judge:
                 changed += [] if whole[at] else [self._alarm(*ended[-1])]
             for at in np.flatnonzero(new.on & ~old.on).tolist():
                 changed.append(self._alarm(kind, at, new.figures[:, :, at], new.origins[at]))
-            if kind.severity != SEVERITIES[0]:
+            if kind.is_ill:
                 healthy &= ~(self._whole(new.on) if kind.whole else new.on)
         return State(step, kinds, healthy, near > 0, near, tuple(ended), tuple(changed))
 
@@ -325,17 +327,18 @@ class Judge:
         found: Mapping[str, Array],
         step: Any,
     ) -> Array:
-        """[5, ..., H]; ``normal``: baseline and centre, ``step``: [...] of each sample."""
+        """[FIGURES, ..., H]; ``normal``: baseline and centre, ``step``: [...] of each sample."""
         before = found.get(kind.beside, normal["centre" in LAWS[kind.law].looks_at])
-        total = found["rows"] + found["empty_rows"] + found["nonfinite_rows"]
+        total, logit = found["rows"] + found["empty_rows"] + found["nonfinite_rows"], found[LOGITS]
         if kind.whole:
+            logit = self._of_sites(logit, np.fmax.reduceat, 1)
             known = (~np.isnan(now) & ~np.isnan(before)).astype(float)
             total, *sums = (
                 self._of_sites(np.where(known > 0, values, 0.0), np.add.reduceat, kind.least_heads)
                 for values in (known, now, before)
             )
             now, before = (one / np.maximum(total, 1.0) for one in sums)
-        return np.stack([*np.broadcast_arrays(measure, now, before, total, np.expand_dims(step, -1))])
+        return np.stack([*np.broadcast_arrays(measure, now, before, total, logit, np.expand_dims(step, -1))])
 
     def _of_sites(self, values: Array, reduction: Callable[[Array, np.ndarray, int], Array], least: int = 2) -> Array:
         """[..., H] of sites, at their first heads; NaN elsewhere, and where fewer than ``least`` heads have a value."""
@@ -362,7 +365,7 @@ class Judge:
     def _alarm(
         self, kind: AlarmKind, column: int, figures: Array, origin: tuple[float, int] | None, ended: int | None = None
     ) -> Alarm:
-        """``figures`` [3, 5] of this column."""
+        """``figures`` [3, FIGURES] of this column."""
         first, worst, latest = figures.tolist()
         value, limit = figure_of(kind), None if kind.limit is None else float(self._bounds[kind.name][column])
         return kind.alarm(
@@ -371,7 +374,7 @@ class Judge:
             first[value],
             limit * first[BEFORE] if limit is not None and value == NOW else limit,
             origin,
-            {"now": first[NOW], "before": first[BEFORE], "total": first[TOTAL]},
+            {"now": first[NOW], "before": first[BEFORE], "total": first[TOTAL], "half": first[LOGIT] / 2},
             step=int(first[STEP]),
             since=int(first[STEP]),
             ended=ended,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-VERSION = 3
+VERSION = 4
 """Of the laws and of how they are applied. Raise it with each change that gives a run other alarms: a stored run keeps
 what was judged, and readers take nothing of another version.
 """
@@ -156,16 +156,17 @@ def shift(recent: Array) -> Array:
 
 
 def spike(losses: Array) -> tuple[Array, Array]:
-    """How far the latest of [LOSSES, ...] are above those before, in standard deviations of these, and their mean.
+    """How far the latest of [LOSSES, ...] are from those before, in standard deviations of these, and their mean.
 
     With the deviations d = (x - mean) / std of the five latest from the 50 before: the third largest d, or a third of
-    the last d, whichever is larger. Losses are skewed, and one batch may be hard: three of five are not.
+    the last |d|, whichever is larger. Losses are skewed, and one batch may be hard: three of five are not. A loss
+    that falls as far at once is of other data, too.
     """
     before = losses[:STEADY]
     mean = before.mean(0)
     spread = np.maximum(before.std(0), LEAST_NOISE * np.abs(mean) + np.finfo(np.float32).tiny)
     apart = (losses[STEADY:] - mean) / spread
-    return np.maximum(np.sort(apart, 0)[-3], apart[-1] / ALONE), mean
+    return np.maximum(np.sort(apart, 0)[-3], np.abs(apart[-1]) / ALONE), mean
 
 
 def settle(stretch: Array) -> tuple[Array, Array]:

@@ -75,14 +75,14 @@ class LossJudge:
         """Whether nothing can begin or end with one more loss: a step of training does not wait for the law then.
 
         Of the 50 losses at most 50 / (1 + d^2) are d standard deviations above their mean (Cantelli), so what is as far
-        above has at most so many above it.
+        above has at most so many above it. Below alike.
         """
         full, limit = len(self._recent) == LOSSES - 1, self._limit
         if not (full and not self._standing and math.isfinite(loss) and limit > 0):
             return False
         steady, latest = sorted(self._recent[:STEADY]), sorted((*self._recent[STEADY:], loss))
-        pairs = (latest[-3], limit), (loss, ALONE * limit)
-        return all(steady[-1 - min(STEADY - 1, int(STEADY / (1 + apart**2)))] >= far for far, apart in pairs)
+        three, alone = (min(STEADY - 1, int(STEADY / (1 + apart**2))) for apart in (limit, ALONE * limit))
+        return steady[-1 - three] >= latest[-3] and steady[alone] <= loss <= steady[-1 - alone]
 
     def _feed(self, steps: Array, values: Array) -> list[Alarm]:
         self.step = int(steps[-1])

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attemper.readings.alarms import OF_HEADS, SEVERITIES, AlarmKind
+from attemper.readings.alarms import OF_HEADS, AlarmKind
 from attemper.readings.judge import (
     BESIDE,
     COUNTS,
+    FIGURES,
     LATEST,
     MOST_ENDED,
     STEP,
@@ -37,7 +38,7 @@ FEWEST, MOST = 16, 4096
 MOST_NUMBERS = 1 << 18
 """Numbers of a quantity that are judged together: 2 MB."""
 
-ORIGIN, ENDED = 3, 3 + 15 + 3
+ORIGIN, ENDED = 3, 3 + 3 * FIGURES + 3
 """Numbers of an origin: whether there is one, its value, its step. Of an alarm that has ended: kind, column and step,
 figures, origin.
 """
@@ -119,7 +120,7 @@ class RunJudge(Judge):
             held_back = block.replaced | (self._whole(whole.on) if whole is not None else False)
             held_back = held_back | (block.near > 0)[:, None] if kind.trained else held_back
             found = followed[kind.name] = self._follow_all(kind, block, held_back)
-            if found is not None and kind.severity != SEVERITIES[0]:
+            if found is not None and kind.is_ill:
                 healthy &= ~((self._whole(found.on) if kind.whole else found.on) & found.awake)
         self._conclude(block, followed, healthy)
         for name, memory in self._memories.items():
@@ -204,7 +205,7 @@ class RunJudge(Judge):
         return KindState(on[-1], kept, origins)
 
     def _note(self, kind: AlarmKind, figures: Array, kept: Array) -> None:
-        """Keeps the worst and the latest of [5, samples] in [3, 5] of an alarm that stands."""
+        """Keeps the worst and the latest of [FIGURES, samples] in [3, FIGURES] of an alarm that stands."""
         if not figures.shape[1]:
             return
         values, sign = figures[figure_of(kind)], 1 if rings_above(kind) else -1
@@ -279,7 +280,7 @@ class RunJudge(Judge):
             _check_steps(figures[:, STEP, on])
             columns = np.flatnonzero(on).tolist()
             kinds[name] = KindState(on, figures, {column: _to_origin(origins[column].tolist()) for column in columns})
-        figures = others[:, :-ORIGIN].reshape(-1, 3, 5)
+        figures = others[:, :-ORIGIN].reshape(-1, 3, FIGURES)
         _check_steps(figures[:, :, STEP])
         known = (whole[:, :2] >= 0) & (whole[:, :2] < (len(KINDS), len(self._columns)))
         if not (known.all() and 0 <= last <= len(whole)):

@@ -149,6 +149,8 @@ def _of_alarms() -> dict[str, Text]:
         found[f"{of}.message"] = _PLACE.sub(r"{\1}", kind.message)
         if kind.unit_of_value:
             found[f"{of}.unit"] = kind.unit_of_value
+        if kind.line:
+            found[f"{of}.line"] = f"{kind.advice} {kind.line}"
         if kind.worst:
             found[f"{of}.worst"] = f", {kind.worst} {{value}}"
     return found | {f"alarm.{key}": _PLACE.sub(r"{\1}", text) for key, text in COURSE.items()}
@@ -228,8 +230,8 @@ def severity_title(severity: str) -> Message | str:
 
 def advice(alarm: Alarm) -> Message | str:
     """What to do. An alarm that says something else than its kind keeps its own words."""
-    own = alarm.kind in KINDS and alarm.advice == KINDS[alarm.kind].advice
-    return message(f"alarm.{alarm.kind}.advice") if own else clean(alarm.advice)
+    keys = [f"alarm.{alarm.kind}.{part}" for part in ("advice", "line")] if alarm.kind in KINDS else []
+    return recognise(alarm.advice, keys) or clean(alarm.advice)
 
 
 def said(alarm: Alarm) -> Message | str:
