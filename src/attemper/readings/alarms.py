@@ -160,9 +160,9 @@ class AlarmKind:
         said = self.message.format(value=value, **(figures or {}))
         pace = "" if origin is None else f" (it was {origin[0]:.3g} at step {origin[1]})"
         told = (site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}")
-        return Alarm(*told, self.advised((figures or {}).get("half", math.nan), history.get("step")), **history)
+        return Alarm(*told, self.advice_of((figures or {}).get("half", math.nan), history.get("step")), **history)
 
-    def advised(self, half: float, step: int | None) -> str:
+    def advice_of(self, half: float, step: int | None) -> str:
         """What to do, with the line of this run; of a scan, which has no step, without."""
         if not self.line or step is None:
             return self.advice
