@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -13,8 +14,8 @@ def peak_allocated_bytes(run: Callable[[], object]) -> int:
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         run()
-    assert found.profiler is not None
-    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+    results: Any = found.profiler.kineto_results if found.profiler is not None else None
+    events = [event for event in results.events() if event.name() == "[memory]"]
     held = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()

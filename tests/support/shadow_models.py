@@ -110,7 +110,7 @@ def blocks_in_place(model: Any, backend: str) -> Any:
     return model
 
 
-TORCHTITANS = {"early_stop": False} if "early_stop" in signature(checkpoint).parameters else {}
+TORCHTITANS: dict[str, Any] = {"early_stop": False} if "early_stop" in signature(checkpoint).parameters else {}
 """What a release of torch from 2.9 on knows."""
 
 
