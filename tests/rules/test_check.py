@@ -204,6 +204,35 @@ def test_attention_by_hand_is_read_and_a_key_too_many_is_one():
         assert (found.verdict, found.site, found.rows) == ("broken", "layer", 2 * (48 - min(back + 1, 8)))
 
 
+class SequencesLast(nn.Module):
+    """Attention of torch that has its tokens first, inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2)
+
+    def forward(self, states: Tensor) -> Tensor:
+        own = states.transpose(0, 1)
+        hidden = torch.ones(len(own), len(own), dtype=torch.bool).triu(1)
+        return self.attention(own, own, own, attn_mask=hidden, need_weights=False)[0].transpose(0, 1)
+
+
+def test_a_batch_of_as_many_sequences_as_tokens_is_read_the_right_way_round():
+    report = attemper.check(Mixer(SequencesLast()).eval(), ids(12, 12), causal=True)
+    assert [rule.name for rule in report.rules if rule.verdict == "kept"] == ["causal", "batch", "repeat"]
+
+
+def test_rows_lack_no_key_that_nothing_declares_they_see():
+    """A causal model that does not say so, and a mask of the batch's own beside a window of the configuration."""
+    assert attemper.check(Mixer(Attention(back=7)).eval(), ids(), window=8)["window"].verdict == "kept"
+    config = transformers.MistralConfig(**SMALL, sliding_window=16, attn_implementation="sdpa")
+    documents = packed(20, 28).eq(0).cumsum(1)
+    seen = (documents[:, :, None] == documents[:, None]) & torch.ones(48, 48, dtype=torch.bool).tril().triu(-15)
+    batch = {"input_ids": ids(1), "attention_mask": seen[:, None], "use_cache": False}
+    report = attemper.check(transformers.MistralForCausalLM(config).eval(), batch, documents=documents)
+    assert (report["window"].verdict, report["documents"].verdict) == ("kept", "kept")
+
+
 def test_a_recurrent_layer_is_tested_by_exchanging_tokens_alone():
     documents = packed(20, 28).eq(0).cumsum(1).expand(2, -1)
     report = attemper.check(Mixer(nn.GRU(16, 16, batch_first=True)).eval(), ids(), causal=True, documents=documents)
@@ -286,6 +315,8 @@ def test_bad_input_is_one_clear_line():
         attemper.check("gpt2", ids())  # pyright: ignore[reportArgumentType]
     with pytest.raises(attemper.InputError, match=r"must be a dict .* got str"):
         attemper.check(model, "text")
+    with pytest.raises(attemper.InputError, match="takes tokens first: make it with batch_first=True"):
+        attemper.check(nn.TransformerEncoderLayer(16, 2), torch.zeros(3, 2, 16))
     with pytest.raises(attemper.InputError, match="holds no tokens"):
         attemper.check(model, {"labels": torch.zeros(2)})
 

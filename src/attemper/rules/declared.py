@@ -17,6 +17,7 @@ from attemper.call.expected import documents_of_numbers, documents_of_positions,
 from attemper.errors import InputError
 from attemper.readings.labels import layer_of, pattern_of
 from attemper.rules.token_batch import HIDING, TokenBatch
+from attemper.sites.declared import follows_rule
 from attemper.sites.find import all_sites
 from attemper.sites.names import Names, unwrap
 from attemper.text import count
@@ -62,6 +63,8 @@ class Declaration:
     """[B, T] bool: which are tokens."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Rule -> why nothing declares it, where that is not plain."""
+    whole: bool = True
+    """Whether rows see all that these allow: the batch holds no other mask, and no kinds of tokens."""
     second: Declaration | None = None
     """Of the tokens that the decoder of an encoder-decoder writes."""
 
@@ -83,11 +86,14 @@ class Declaration:
         layer = layer_of(site)
         return windows[layer] if layer is not None and layer < len(windows) else None
 
-    def allows(self, rule: str, site: str, rows: Tensor) -> Tensor | None:
+    def allows(self, rule: str, site: str, rows: Tensor, *, least: bool = False) -> Tensor | None:
         """[B or 1, R, T] bool: the keys that ``rows`` [R] of a self-attention over the T tokens may see by one rule;
         None where it does not bind this site.
 
-        ``rule``: "causal", "documents", "window" or "padding".
+        Args:
+            rule: "causal", "documents", "window" or "padding".
+            least: only the keys that they have to see. Windows to both sides reach ``size`` keys, or size - 1, by
+                whoever wrote them.
         """
         keys = torch.arange(self.shape[1], device=rows.device)
         if rule == "causal":
@@ -101,8 +107,7 @@ class Declaration:
         if rule != "window" or window is None:
             return None
         if not window.chunked:
-            # Windows to both sides reach `size` keys, or size - 1, by whoever wrote them: the larger is allowed.
-            reach = window.size - 1 if self.is_causal(site) else window.size
+            reach = window.size - (least or self.is_causal(site))
             return ((rows[:, None] - keys).abs() <= reach)[None]
         first = torch.zeros(1, 1, dtype=torch.int64, device=rows.device)
         if self.padding is not None:
@@ -110,11 +115,11 @@ class Declaration:
         chunk = (keys - first).div(window.size, rounding_mode="floor")
         return chunk[:, rows, None] == chunk[:, None]
 
-    def expectation(self, site: str, rows: Tensor) -> Tensor:
-        """[B or 1, R, T] bool: the keys that ``rows`` should see by all rules together."""
+    def expectation(self, site: str, rows: Tensor, *, least: bool = False) -> Tensor:
+        """[B or 1, R, T] bool: the keys that ``rows`` should see by all rules together; ``least`` as in ``allows``."""
         found = torch.ones((1, len(rows), self.shape[1]), dtype=torch.bool, device=rows.device)
         for rule in RULES_OF_KEYS:
-            allowed = self.allows(rule, site, rows)
+            allowed = self.allows(rule, site, rows, least=least)
             found = found if allowed is None else found & allowed
         return found
 
@@ -149,7 +154,8 @@ def declare(
         own = None if not isinstance(marks, Tensor) else Said(marks > 0, "decoder_attention_mask of the batch")
         second = Declaration((batch.shape[0], batch.lengths[batch.second]), causal=rows, padding=own)
     parts = _documents(where, batch, documents, real)
-    return Declaration(batch.shape, parts, rows, _window(where, config, window), real, notes, second)
+    whole = follows_rule(batch.arguments)
+    return Declaration(batch.shape, parts, rows, _window(where, config, window), real, notes, whole, second)
 
 
 def text_config(model: nn.Module) -> Any:

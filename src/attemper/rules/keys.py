@@ -26,6 +26,8 @@ from attemper.sites.padding import CallContext
 from attemper.statistics import ONE_PASS
 from attemper.text import counts
 
+ELSEWHERE = "are not the tokens of the batch"
+"""How the reason ends where an attention is over something else: a picture, say."""
 _ROWS = 256
 """Rows of a block, and the most whose weights are computed at a site."""
 _LARGEST = 2**23
@@ -112,7 +114,7 @@ class KeyCollector(Collector):
             found = self._counts(side if fits else self.declared, site, made, sparse)
             judged = [(rule, self._breach(rule, seen.name, site, made, one)) for rule, one in found.items()]
         else:
-            seen.reason = f"its {counts(query=queries, key=keys)} are not the tokens of the batch"
+            seen.reason = f"its {counts(query=queries, key=keys)} {ELSEWHERE}"
         self._kept[id(seen.places)] = seen.places, judged, _final_scores(seen.name, made)
 
     def commit(self) -> None:
@@ -176,8 +178,11 @@ def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -
         for rule in binding:
             allowed = _allows(rule, declared, site, rows, cross)
             extra = torch.zeros_like(visible) if allowed is None else visible & ~allowed[:, None]
-            lacking = rule == "window" and not sparse and expected is not None
-            missing = (expected & ~visible) if lacking and expected is not None else torch.zeros_like(visible)
+            missing = torch.zeros_like(visible)
+            if rule == "window" and not sparse and declared.whole and not cross:
+                missing = declared.expectation(site, rows, least=True)[:, None] & ~visible
+                if declared.causal is None:  # rows that see no later key may be right
+                    missing &= torch.arange(visible.shape[3], device=rows.device) <= rows[:, None]
             found = (visible, visible if expected is None else expected, extra, missing)
             parts[rule].append(tuple(_mean_over_heads(one, batch) for one in found))
     whole = {rule: [torch.cat(one, 1) for one in zip(*found, strict=True)] for rule, found in parts.items()}

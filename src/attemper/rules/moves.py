@@ -143,7 +143,8 @@ class Runner:
             return
         if isinstance(module, nn.Conv1d | nn.modules.batchnorm._BatchNorm):
             states = states.transpose(1, 2) if states.dim() == 3 else states
-        if tuple(states.shape[:2]) not in sizes and tuple(states.shape[1::-1]) in sizes:
+        swapped = getattr(module, "batch_first", True) is False or tuple(states.shape[:2]) not in sizes
+        if swapped and tuple(states.shape[1::-1]) in sizes:
             states = states.transpose(0, 1)
         if isinstance(module, nn.Embedding) and states.shape[0] == 1:  # positions, the same in all sequences
             states = states.expand(next(iter(sizes))[0], *states.shape[1:])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attemper.readings.labels import LAYER_KINDS
 from attemper.results.check import Rule
 from attemper.rules.declared import Declaration, Said, text_config
-from attemper.rules.keys import Breach, SeenKeys, sites_in_words
+from attemper.rules.keys import ELSEWHERE, Breach, SeenKeys, sites_in_words
 from attemper.rules.moves import Movement, Noise, Runner, Stay, Trace, movement
 from attemper.rules.token_batch import TokenBatch
 from attemper.sites.names import unwrap
@@ -201,8 +201,9 @@ class Session:
         observed, reasons = "; ".join(parts) or "-", "; ".join(dict.fromkeys(tests.reasons))
         if self.keys.breaches.get(name) or tests.found is not None:
             return self._with_breach(kind, tests, Rule(name, "broken", declared, observed, forwards=forwards))
-        # Layers that have no attention have no window.
-        left = {one: why for one, why in self.keys.unread.items() if name != "window" or why not in LAYER_KINDS}
+        left = self.keys.unread
+        if name == "window":  # which layers without attention have not, nor a tower that reads pictures
+            left = {one: why for one, why in left.items() if why not in LAYER_KINDS and not why.endswith(ELSEWHERE)}
         unread = sites_in_words(left)
         if not tests.cuts and (left or not judged):
             why = f"{observed}, and not at {unread}; {reasons}".rstrip("; ")

@@ -51,6 +51,12 @@ class TokenBatch:
                 f"{where}(batch) must be a dict (model(**batch)), a tuple or list (model(*batch)) or a tensor "
                 f"(model(batch)), got {type(batch).__name__}."
             )
+        first = (one for one in model.modules() if getattr(one, "batch_first", True) is False)
+        if type(unwrap(model)).__module__.startswith("torch.nn.") and next(first, None) is not None:
+            raise InputError(
+                f"{where}: this {type(unwrap(model)).__name__} takes tokens first: make it with batch_first=True, or "
+                "wrap it in a module that takes [B, T, E]."
+            )
         tokens = next(_tokens(arguments), None)
         if tokens is None:
             raise InputError(
