@@ -1,4 +1,4 @@
-"""The observer behind watch and scan: names sites, tells self from cross, leaves padding out, reduces as it goes."""
+"""The observer behind watch and scan: tells self from cross, leaves padding out, and measures each call."""
 
 from __future__ import annotations
 

@@ -22,11 +22,7 @@ from attemper.distributed.reduction import reduction_of
 from attemper.errors import InputError
 from attemper.monitor.checked_model import check_model, device_of, provenance, unseen_normalizers
 from attemper.monitor.first_passes import LATE_STEP
-from attemper.monitor.hooks import (
-    call_of,
-    note,
-    quietly,
-)
+from attemper.monitor.hooks import call_of, note, quietly
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.passes import Passes
 from attemper.monitor.recorder import Recorder
