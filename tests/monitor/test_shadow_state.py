@@ -464,7 +464,8 @@ def test_the_history_says_which_samples_are_of_shadow_passes(tmp_path: Any) -> N
 
 def test_whatever_class_a_wrapper_was_given_it_is_found() -> None:
     model = nn.Linear(2, 2)
-    wrapper, other, _ = (torch.compile(one, backend="eager") for one in (model, model, nn.Linear(2, 2)))
+    made: list[Any] = [torch.compile(one, backend="eager") for one in (model, model, nn.Linear(2, 2))]
+    wrapper, other, _ = made
     other.__class__ = type("FSDPOptimizedModule", (type(other),), {})  # what fully_shard does
     assert {id(one) for one in wrappers_of(model)} == {id(wrapper), id(other)}
     assert [id(one) for one in wrappers_of(wrapper)] == [id(other)]

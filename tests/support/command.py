@@ -13,7 +13,7 @@ import typer.main
 from attemper import cli
 
 # Typer reads the types of every option of every verb each time that the program is called: in a process, once.
-vars(typer.main)["get_command"] = cache(typer.main.get_command)
+typer.main.__dict__["get_command"] = cache(typer.main.get_command)
 
 
 class Ended(NamedTuple):
