@@ -263,7 +263,11 @@ def clopper_pearson(hits: int, total: int, confidence: float = CONFIDENCE) -> tu
 
 
 def _at_most(hits: int, total: int, p: float) -> float:
-    return sum(math.comb(total, k) * p**k * (1 - p) ** (total - k) for k in range(hits + 1))
+    if not 0 < p < 1:
+        return float(p <= 0)
+    whole = math.lgamma(total + 1)
+    ways = (whole - math.lgamma(k + 1) - math.lgamma(total - k + 1) for k in range(hits + 1))
+    return sum(math.exp(way + k * math.log(p) + (total - k) * math.log1p(-p)) for k, way in enumerate(ways))
 
 
 def _solve(rising: Callable[[float], float], wanted: float) -> float:

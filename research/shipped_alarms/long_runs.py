@@ -141,21 +141,22 @@ def measure_together(trials: Sequence[Trial], corpus: Corpus) -> list[tuple[dict
     """As ``measure_run`` of each: losses, gradient norms and what alarms look at, of every step."""
     model = Together(trials)
     optimizers = Optimizers(model, trials)
-    run, heads = trials[0].run, model.config.heads
-    losses, norms, found = [], [], []
+    run, config, many = trials[0].run, model.config, len(trials)
+    losses, norms = np.empty((2, run.steps, many), np.float32)
+    found = np.empty((run.steps, config.layers, len(ALARMED), many * config.heads), np.float32)
     for step in range(run.steps):
-        ids = drawn_windows(corpus.training, len(trials) * run.batch, model.config.context + 1, seed=2**41 + step)
+        ids = drawn_windows(corpus.training, many * run.batch, config.context + 1, seed=2**41 + step)
         moments: list[Moment] = []
-        loss = model.losses(ids.view(len(trials), run.batch, -1), moments)
-        losses.append(loss.tolist())
-        norms.append(optimizers.step(step, model.gradient(loss.sum())).tolist())
-        found.append([[one.numpy() for one in _by_run(moment, len(trials)).values()] for moment in moments])
-    values = np.asarray(found, np.float32)  # [T, L, signals, R H]
-    values = values.reshape(*values.shape[:3], len(trials), heads)
+        loss = model.losses(ids.view(many, run.batch, -1), moments)
+        losses[step] = loss.detach().numpy()
+        norms[step] = optimizers.step(step, model.gradient(loss.sum())).numpy()
+        # Copied: a small tensor that is kept would hold memory between those of the next step.
+        found[step] = [[one.tolist() for one in _by_run(moment, many).values()] for moment in moments]
+    heads = found.reshape(*found.shape[:3], many, config.heads)
     signals = [
-        {name: values[:, :, place, number] for place, name in enumerate(ALARMED)}
-        | {"loss": np.asarray(losses, np.float32)[:, number], "gradient_norm": np.asarray(norms, np.float32)[:, number]}
-        for number in range(len(trials))
+        {name: heads[:, :, place, number] for place, name in enumerate(ALARMED)}
+        | {"loss": losses[:, number], "gradient_norm": norms[:, number]}
+        for number in range(many)
     ]
     about = {"held_out": None, "diverged_at": None, "seconds": {}}
     return [(about, one) for one in signals]

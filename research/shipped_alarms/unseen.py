@@ -43,9 +43,9 @@ CONFIGURATIONS = (
 
 RATES = (1e-3, 3e-3, 5e-3)
 LONG_RUNS = (
-    *(_run(2, 2, 32, 48, rate=rate, batch=4, steps=LONG, warmup=0.01) for rate in RATES),
+    *(_run(2, 2, 32, 40, rate=rate, batch=3, steps=LONG, warmup=0.01) for rate in RATES),
     *(
-        _run(2, 2, 32, 48, rate=4 * rate, batch=4, steps=LONG, warmup=0.01, optimizer="Muon", schedule="linear")
+        _run(2, 2, 32, 40, rate=4 * rate, batch=3, steps=LONG, warmup=0.01, optimizer="Muon", schedule="linear")
         for rate in RATES
     ),
 )

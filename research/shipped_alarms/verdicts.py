@@ -15,7 +15,8 @@ from attemper import AlarmLimits
 from attemper.readings.alarms import KINDS, SEVERITIES
 from attemper.readings.reading import FEWEST_KEYS, Alarm
 from attemper.readings.run_judge import RunJudge
-from attemper.readings.sample import QUANTITIES, Samples, SiteLabel
+from attemper.readings.sample import Samples, SiteLabel
+from attemper.readings.surplus import Surplus
 from research.early_warning.default_alarms import COUNTS, JUDGED
 from research.early_warning.grid import Trial
 from research.early_warning.masks import visible_keys
@@ -24,8 +25,10 @@ from research.early_warning.trial import Array
 
 MASKED = ("visible_keys", "expected_keys")
 """Quantities that follow from masks, in files of watched runs; of others, the first is counted anew."""
-KEPT = {name: signal for name, signal in (JUDGED | {name: name for name in MASKED}).items() if name in QUANTITIES}
+KEPT = JUDGED | {name: name for name in MASKED}
 """Quantity of a sample that alarms look at -> signal."""
+LENGTHS = ("queries", "keys")
+"""Counts by which samples of like lengths are known."""
 
 
 def is_warning(kind: str) -> bool:
@@ -42,7 +45,7 @@ def alarms_of(file: RunFile, every: int, limits: AlarmLimits | Mapping[str, Any]
 def quantities(signals: Mapping[str, Array], file: RunFile) -> dict[str, Array]:
     """Quantity -> [T, L, H] of the ``signals`` of a run like that of a file: what alarms look at, as far as known."""
     found = {name: signals[signal] for name, signal in KEPT.items() if signal in signals}
-    if MASKED[0] in KEPT and MASKED[0] not in found:
+    if MASKED[0] not in found:
         found[MASKED[0]] = visible_keys(Trial.of(file.about["trial"]), len(signals["max_logit"]))
     return found
 
@@ -57,9 +60,17 @@ def judge_signals(
     """As ``alarms_of``; ``signals``: quantity -> [T, L, H], measured each ``run["every"]`` steps."""
     assert every % run["every"] == 0, f"measured each {run['every']} steps, asked for each {every}"
     judge = RunJudge(limits)
-    judge.feed_all([samples(run, signals, every)])
+    judge.feed_all([with_surplus(samples(run, signals, every))])
     judge.loss.feed(np.arange(len(losses)), losses)
     return judge.alarms
+
+
+def with_surplus(block: Samples) -> Samples:
+    """With the keys too many or too few, as a watch adds them to one sample after another."""
+    surplus = Surplus()
+    each = [surplus.with_surplus(sample) for sample in block.each()]
+    values = np.stack([sample.values for sample in each], 1)
+    return block._replace(quantities=each[0].quantities, values=values)
 
 
 def first_steps(alarms: tuple[Alarm, ...], since: int = 0) -> dict[str, int]:
@@ -87,9 +98,11 @@ def samples(run: Mapping[str, Any], signals: Mapping[str, Array], every: int) ->
     stride = every // run["every"]
     values = [array[::stride].reshape(-(-len(array) // stride), -1) for array in signals.values()]
     broken = ~np.isfinite(signals["max_logit"][::stride]).reshape(values[0].shape)
-    whole = examples * config["context"], examples * max(0, config["context"] - FEWEST_KEYS + 1), 0, 0
-    counts = [np.where(broken, 0, count) for count in whole[:3]] + [np.where(broken, whole[0], 0)]
+    rows, tokens = examples * config["context"], config["context"]
+    whole = rows, examples * max(0, tokens - FEWEST_KEYS + 1), 0
+    counts = [np.where(broken, 0, count) for count in whole] + [np.where(broken, rows, 0)]
+    counts += [np.full(broken.shape, tokens) for _ in LENGTHS]
     many = len(values[0])
     steps = list(range(0, many * every, every))
     stacked = np.stack([*values, *counts]).astype(np.float32)
-    return Samples(steps, [0.0] * many, [0] * many, sites, (*signals, *COUNTS), stacked)
+    return Samples(steps, [0.0] * many, [0] * many, sites, (*signals, *COUNTS, *LENGTHS), stacked)

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper import open as open_run
-from attemper import types, watch
+from attemper import watch
 from attemper.lab.corpus import Corpus
 from attemper.lab.experiment import one_thread
 from attemper.lab.model import ByteModel
+from attemper.readings.reading import Alarm
 from research.early_warning.attention import Arithmetic, WrittenOutAttention
 from research.early_warning.grid import LARGER, Trial
 from research.early_warning.grid import plan as grid
@@ -74,9 +75,9 @@ class WatchedTraining(Training):
             layers.append(attention)
         return model, layers
 
-    def watch(self, folder: Path) -> tuple[int | None, list[types.Alarm]]:
+    def watch(self, folder: Path) -> tuple[int | None, list[Alarm]]:
         """Trains to the end, into a store: the step whose loss was no number, and the warnings as they came."""
-        warned: list[types.Alarm] = []
+        warned: list[Alarm] = []
         with watch(self.model, every=1, store=folder, on_alarm=warned.append) as watching:
             for step in range(self.run.steps):
                 self.effect.act(self.model, self.optimizer, step)
@@ -112,11 +113,11 @@ def measure_watched(trial: Trial, corpus: Corpus) -> tuple[dict[str, Any], dict[
     }, signals
 
 
-def _told(alarm: types.Alarm) -> list[Any]:
+def _told(alarm: Alarm) -> list[Any]:
     return [alarm.kind, alarm.site, alarm.head, alarm.since]
 
 
-def _signals(run: types.Run, trial: Trial) -> dict[str, Array]:
+def _signals(run: Any, trial: Trial) -> dict[str, Array]:
     config = trial.run.config
     found = {"loss": np.asarray(run.history("loss").values, np.float32)}
     for quantity, signal in KEPT.items():

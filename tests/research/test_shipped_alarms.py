@@ -25,7 +25,15 @@ from research.shipped_alarms.resampled import resampled
 from research.shipped_alarms.results import peak
 from research.shipped_alarms.tables import experiment
 from research.shipped_alarms.unseen import ALARMED, OtherTraining, measure_unseen
-from research.shipped_alarms.verdicts import alarms_of, begun, first_steps, is_warning, quantities, samples
+from research.shipped_alarms.verdicts import (
+    alarms_of,
+    begun,
+    first_steps,
+    is_warning,
+    quantities,
+    samples,
+    with_surplus,
+)
 from research.shipped_alarms.watched import measure_watched
 
 from attemper.lab.corpus import drawn_windows
@@ -94,7 +102,7 @@ def test_a_file_is_judged_as_a_watch_judges_one_sample_after_another():
     signals["max_logit"][100:, 1, 0] = 150
     file = run_with(signals)
     one, found = Judge(), alarms_of(file, 5)
-    for sample in samples(file.about["trial"]["run"], quantities(signals, file), 5).each():
+    for sample in with_surplus(samples(file.about["trial"]["run"], quantities(signals, file), 5)).each():
         one.feed(sample)
     for step, loss in enumerate(signals["loss"].tolist()):
         one.loss.feed_one(step, loss)
@@ -104,6 +112,13 @@ def test_a_file_is_judged_as_a_watch_judges_one_sample_after_another():
     assert begun(found) == {"logits": 1, "logit_growth": 1, "loss_spike": 1}
     signals["loss"][160] = np.nan
     assert first_steps(alarms_of(run_with(signals), 5))["nonfinite_loss"] == 160
+
+
+def test_heads_that_see_one_key_more_are_told_where_no_mask_is_declared():
+    signals = quiet() | {"visible_keys": np.full((200, 2, 2), 20.5, np.float32)}
+    assert "visible_keys" not in first_steps(alarms_of(run_with(signals), 5))
+    signals["visible_keys"][102:, 1, 0] += 0.5
+    assert first_steps(alarms_of(run_with(signals), 5)) == {"visible_keys": 105}
 
 
 def test_the_peak_is_where_the_loss_is_farthest_above_the_twins():
