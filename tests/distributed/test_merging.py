@@ -96,9 +96,10 @@ def check_history(folder: Path, case: str, fragments: int) -> None:
     merged, alone = attemper.open(folder / case), attemper.open(folder / f"{case} alone")
     assert len(list((folder / case).glob("fragment-*.sqlite"))) == fragments
     assert sorted(site.name for site in merged.sites) == sorted(site.name for site in alone.sites)
-    loss, whole = merged.history("loss"), alone.history("loss")
-    assert loss.steps.tolist() == whole.steps.tolist()
-    assert np.allclose(loss.values[SAMPLED], whole.values[SAMPLED], rtol=1e-5), "the mean of all ranks"
+    if not case.startswith("pipeline"):  # its stages are given no loss
+        loss, whole = merged.history("loss"), alone.history("loss")
+        assert loss.steps.tolist() == whole.steps.tolist()
+        assert np.allclose(loss.values[SAMPLED], whole.values[SAMPLED], rtol=1e-5), "the mean of all ranks"
     for statistic in alone.ranks.statistics:
         for site in alone.sites:
             one, other = (run.history(statistic, site.name) for run in (merged, alone))
