@@ -230,8 +230,8 @@ def severity_title(severity: str) -> Message | str:
 
 def advice(alarm: Alarm) -> Message | str:
     """What to do. An alarm that says something else than its kind keeps its own words."""
-    keys = [f"alarm.{alarm.kind}.{part}" for part in ("advice", "line")] if alarm.kind in KINDS else []
-    return recognise(alarm.advice, keys) or clean(alarm.advice)
+    keys = (f"alarm.{alarm.kind}.{part}" for part in ("advice", "line"))
+    return recognise(alarm.advice, [key for key in keys if key in texts("en")]) or clean(alarm.advice)
 
 
 def said(alarm: Alarm) -> Message | str:

@@ -86,6 +86,13 @@ class _Counts:
     missing: Tensor
 
 
+def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    shaped = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+    return shaped and one.is_neg() == other.is_neg() and one.data_ptr() == other.data_ptr()
+
+
 class KeyCollector(Collector):
     """Holds every call of a pass that went through against ``declared``."""
 
@@ -95,8 +102,9 @@ class KeyCollector(Collector):
         self.found = SeenKeys()
         self._kept: dict[int, tuple[Any, list[tuple[str, Breach | None]], FinalScores | None]] = {}
         """By the identity of a call's ``places``."""
-        self._known: dict[Hashable, tuple[Any, dict[str, _Counts]]] = {}
-        """Counts of a mask, which is kept with them: layers share theirs."""
+        self._masks: list[Tensor | None] = []
+        self._known: dict[Hashable, dict[str, _Counts]] = {}
+        """Counts by the number of the mask: layers share theirs."""
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._note_call(module, call)
@@ -133,16 +141,18 @@ class KeyCollector(Collector):
         self.found.unread |= {skip.name: skip.reason for skip in self.skips(())}
         self._kept.clear()
         self._known.clear()
+        self._masks.clear()
 
     def _counts(self, declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, _Counts]:
         problem, mask = made.problem, made.problem.mask
-        same = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
+        number = next((at for at, seen in enumerate(self._masks) if _is_same(seen, mask)), len(self._masks))
+        self._masks += [mask] if number == len(self._masks) else []
         packed = None if problem.cu_seqlens_q is None else tuple(problem.cu_seqlens_q.tolist())
         law = (id(declared), declared.is_causal(site), declared.window_of(site), made.kind, sparse)
-        key = (*law, same, packed, problem.left, problem.right, problem.bottom_right)
+        key = (*law, number, packed, problem.left, problem.right, problem.bottom_right)
         if key not in self._known:
-            self._known[key] = mask, _count(declared, site, made, sparse)
-        return self._known[key][1]
+            self._known[key] = _count(declared, site, made, sparse)
+        return self._known[key]
 
     def _breach(self, rule: str, name: str, site: str, made: PreparedCall, counts: _Counts) -> Breach | None:
         wrong = (counts.extra > 0) | (counts.missing > 0 if rule == "window" else False)
