@@ -20,7 +20,7 @@ from attemper.lab.model import ByteModel, rotary, rotate
 from research.early_warning.attention import Moment
 from research.early_warning.grid import Trial
 from research.early_warning.measures import of_moment
-from research.early_warning.optimizers import BESIDE, MOMENTUM, orthogonalized
+from research.early_warning.optimizers import BESIDE, MOMENTUM, OtherRun, orthogonalized
 from research.early_warning.trial import Array
 from research.shipped_alarms.unseen import ALARMED
 
@@ -95,7 +95,7 @@ class Optimizers:
         self._model, self._runs = model, [trial.run for trial in trials]
         self._steps = 0
         self._moments = torch.zeros_like(model.flat), torch.zeros_like(model.flat)
-        self._signed = torch.tensor([run.optimizer == "Muon" for run in self._runs])
+        self._signed = torch.tensor([isinstance(run, OtherRun) and run.optimizer == "Muon" for run in self._runs])
         hidden = {name: w for name, w in model.weights.items() if w.dim() == 3 and "embedding" not in name}
         self._groups: dict[torch.Size, list[str]] = {}
         for name, weight in hidden.items():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from research.early_warning.run_file import RunFile
 from research.early_warning.trial import Array
@@ -51,7 +52,7 @@ def resampled(signals: dict[str, Array], steps: int, generator: np.random.Genera
     return drawn
 
 
-def _running_mean(values: Array, length: int) -> Array:
+def _running_mean(values: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.float64]:
     """[T, ...]: of the ``length`` values around each, fewer at the ends."""
     sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, 0)])
     low = np.maximum(np.arange(len(values)) - length // 2, 0)
