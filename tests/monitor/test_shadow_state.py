@@ -241,11 +241,14 @@ def test_a_pass_inside_a_transform_is_left_out() -> None:
     watch.close()
 
 
-def test_a_forward_that_changes_a_parameter_is_told_and_not_read() -> None:
+def test_a_forward_that_changes_a_parameter_is_told_not_read_and_run_beside_itself_once_at_most() -> None:
     class Normed(Base):
+        runs = 0
+
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
                 self.project.weight.div_(self.project.weight.norm())
+                type(self).runs += 1
             return self.attend(x)
 
     model = Normed()
@@ -253,6 +256,10 @@ def test_a_forward_that_changes_a_parameter_is_told_and_not_read() -> None:
         model(torch.ones(2, 5, 16))
         with pytest.warns(UserWarning, match=r"its forward changes the parameter project\.weight"):
             watch.step()
+        for _ in range(3):
+            model(torch.ones(2, 5, 16))
+            watch.step()
+    assert Normed.runs == 1 + 4
 
 
 def test_a_failing_shadow_pass_leaves_the_training_alone() -> None:

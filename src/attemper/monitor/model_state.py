@@ -138,7 +138,8 @@ class ModelState:
             if isinstance(fields, dict):
                 self._keep_fields(name, value, fields, depth + 1)
             for key in _slots(type(value)):
-                if (held := getattr(value, key, None)) is not None:
+                if hasattr(value, key):
+                    held = getattr(value, key)
                     self._undo.append(partial(_set_slot, value, key, held))
                     self._keep(f"{name}.{key}", held, depth + 1)
 

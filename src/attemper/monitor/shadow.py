@@ -57,6 +57,8 @@ class Shadow:
         self._models = registry.pretrained_models(self.model) or [unwrap(self.model)]
         self.only_taps = False
         """Whether taps see all that a shadow pass has seen: they are enough."""
+        self._obstacle: str | None = None
+        """What a pass has shown that no later one may run."""
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], begin: Callable[[], None]) -> None:
         """Reads a pass with these arguments, after ``begin``. Its calls wait in the collector until ``commit``; those
@@ -103,6 +105,8 @@ class Shadow:
         """A block in which the model may run once more, by what this gives; afterwards everything is as it was. The
         list then holds the sites of its taps.
         """
+        if self._obstacle is not None:
+            raise ObstacleError(self._obstacle)
         if transforms.active():
             raise ObstacleError("it runs inside a transform of torch.func (vmap, grad)")
         arguments = {f"{number + 1}": value for number, value in enumerate(args)} | kwargs
@@ -122,7 +126,8 @@ class Shadow:
                 stack.close()
                 changed = state.put_back()
         if changed is not None:
-            raise ObstacleError(f"its forward changes the parameter {changed}")
+            self._obstacle = f"its forward changes the parameter {changed}"
+            raise ObstacleError(self._obstacle)
 
 
 def lacking(door: str) -> str:
