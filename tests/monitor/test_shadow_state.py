@@ -262,6 +262,32 @@ def test_a_forward_that_changes_a_parameter_is_told_not_read_and_run_beside_itse
     assert Normed.runs == 1 + 4
 
 
+def test_other_memory_empty_slots_and_generators_of_numpy_are_put_back() -> None:
+    class Slots:
+        __slots__ = ("aux",)
+
+    class Odd(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+            self.held, self.drawn = Slots(), np.random.default_rng(0)
+            self.held.aux = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.held.aux is None
+            self.held.aux = self.drawn.random()
+            self.seen.data = torch.cat([self.seen, self.seen.new_ones(1)])
+            return self.attend(x)
+
+    model = Odd()
+    with attemper.watch(model, observe="shadow") as watch:
+        model(torch.ones(2, 5, 16))
+        watch.step()
+    assert watch.failures == 0
+    assert model.seen.tolist() == [0, 1]
+    assert model.held.aux == np.random.default_rng(0).random()
+
+
 def test_a_failing_shadow_pass_leaves_the_training_alone() -> None:
     class Failing(Base):
         runs = 0

@@ -54,10 +54,17 @@ class ModelState:
         self._versions = [(name, p, p._version) for name, p in model.named_parameters() if not p.is_inference()]
 
     def put_back(self) -> str | None:
-        """Makes everything as it was; returns the name of a parameter that was changed, which is not put back."""
+        """Makes everything as it was; says what it could not: parameters that were changed are not written."""
+        failed: list[Exception] = []
         for undo in reversed(self._undo):
-            undo()
-        return next((name for name, parameter, before in self._versions if parameter._version != before), None)
+            try:
+                undo()
+            except Exception as error:  # the others are put back all the same
+                failed.append(error)
+        if failed:
+            return f"what its forward changes cannot be put back ({failed[0]})"
+        changed = next((name for name, parameter, before in self._versions if parameter._version != before), None)
+        return None if changed is None else f"its forward changes the parameter {changed}"
 
     def _keep_module(self, name: str, module: nn.Module) -> None:
         own = (*module._parameters.values(), *module._buffers.values())
@@ -90,6 +97,8 @@ class ModelState:
         elif (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):
             if value.flags.writeable:
                 self._undo.append(partial(numpy.copyto, value, value.copy()))
+        elif numpy is not None and isinstance(value, numpy.random.Generator):
+            self._undo.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
         elif hasattr(type(value), "__next__") and not isinstance(value, nn.Module):
             raise ObstacleError(f"{name} is an iterator ({type(value).__name__}), which cannot be put back")
         else:
@@ -102,7 +111,7 @@ class ModelState:
         strided = value.layout == torch.strided and not value.is_nested
         if strided and any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)):
             return
-        self._undo.append(partial(_write, value, value.detach().clone()))
+        self._undo.append(partial(_write, value, value.data, value.detach().clone()))
 
     def _keep_generator(self, value: Any) -> None:
         if isinstance(value, torch.Generator):
@@ -175,7 +184,9 @@ def _set_slot(owner: Any, name: str, value: Any) -> None:
         object.__setattr__(owner, name, value)
 
 
-def _write(target: Tensor, kept: Tensor) -> None:
+def _write(target: Tensor, memory: Tensor, kept: Tensor) -> None:
+    if target.shape != kept.shape:  # given other memory by way of ``.data``
+        target.data = memory
     # Not through autograd's counter of versions: a graph that waits for its backward pass may hold this tensor.
     target.data.copy_(kept)
 

@@ -124,9 +124,8 @@ class Shadow:
                 yield (lambda: self.model(*args, **kwargs)), taps
             finally:
                 stack.close()
-                changed = state.put_back()
-        if changed is not None:
-            self._obstacle = f"its forward changes the parameter {changed}"
+                self._obstacle = state.put_back()
+        if self._obstacle is not None:
             raise ObstacleError(self._obstacle)
 
 

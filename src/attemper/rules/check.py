@@ -91,7 +91,9 @@ def check(
             session = _session(model, names, tokens, collector)
             rules = tuple(kind.verdict(session) for kind in RULES)
         finally:
-            state.put_back()
+            left = state.put_back()
+    if left is not None:
+        raise InputError(f"check runs the model many times, and {left}. The model is not as it was: load it again.")
     found = session.keys
     sites = tuple(dict.fromkeys(site for judged in found.judged.values() for site in judged))
     forwards = session.runner.forwards + 1
