@@ -267,6 +267,8 @@ def test_other_memory_empty_slots_and_generators_of_numpy_are_put_back() -> None
         __slots__ = ("aux",)
 
     class Odd(Base):
+        seen: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("seen", torch.zeros(1))
