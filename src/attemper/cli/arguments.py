@@ -27,6 +27,13 @@ class Dtype(StrEnum):
 TEXT = Path(__file__).parent.parent / "lab" / "text.txt"
 """The text that ships."""
 
+TextModel = Annotated[
+    str | None,
+    typer.Argument(
+        help="Folder or hub id of a transformers model that reads text. Without it, the small byte-level language "
+        "model that ships."
+    ),
+]
 Text = Annotated[
     str | None, typer.Option(help="File to read, or - for standard input. Without it, the text that ships.")
 ]

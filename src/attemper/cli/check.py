@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper.cli.arguments import BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text, title_of
+from attemper.cli.arguments import (
+    BatchSize,
+    Device,
+    Dtype,
+    Input,
+    MaxLength,
+    Text,
+    TextModel,
+    Weights,
+    read_text,
+    title_of,
+)
 from attemper.cli.output import check_files, print_json
 from attemper.cli.scan import model_and_text
 
@@ -19,13 +30,7 @@ TOKENS = 512
 
 
 def check(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder or hub id of a transformers model that reads text. Without it, the small byte-level language "
-            "model that ships."
-        ),
-    ] = None,
+    model: TextModel = None,
     text: Text = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 4,

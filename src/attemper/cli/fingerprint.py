@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from attemper.cli.arguments import BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text, title_of
+from attemper.cli.arguments import (
+    BatchSize,
+    Device,
+    Dtype,
+    Input,
+    MaxLength,
+    Text,
+    TextModel,
+    Weights,
+    read_text,
+    title_of,
+)
 from attemper.cli.output import say
 from attemper.cli.scan import model_and_text
 from attemper.errors import InputError
@@ -18,13 +29,7 @@ SEQUENCES = 8
 
 
 def fingerprint(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder or hub id of a transformers model that reads text. Without it, the small byte-level language "
-            "model that ships."
-        ),
-    ] = None,
+    model: TextModel = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="The .safetensors file to write.")] = None,
     text: Text = None,
     folder: Annotated[

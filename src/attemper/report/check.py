@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from attemper import __version__
 from attemper.files import write_whole
-from attemper.report.page import asset, policy, templates
+from attemper.report.page import asset, policy, script_of, templates
 from attemper.report.texts import page_texts
 from attemper.text import clean, number, script_json
 
@@ -25,8 +25,7 @@ def check_page(document: Mapping[str, Any]) -> str:
     rules = [_cells(rule) for rule in document["rules"]]
     broken = sum(rule["verdict"] == "broken" for rule in document["rules"])
     style = asset("page.css") + asset("explanation.css") + asset("check.css")
-    parts = "\n".join(asset(f"{name}.js") for name in _SCRIPTS)
-    script = f'(() => {{\n"use strict";\n{parts}\nstart();\n}})();\n'
+    script = script_of(_SCRIPTS, "start();\n")
     return (
         templates()
         .get_template("check.html.j2")

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from attemper import __version__
 from attemper.files import write_whole
 from attemper.report.document import Quantity, mode_of, quantity
-from attemper.report.page import asset, policy, templates
+from attemper.report.page import asset, policy, script_of, templates
 from attemper.report.picture import Weights, paired_pictures, pairs
 from attemper.report.texts import Message, Within, message, page_texts
 from attemper.text import clean, cut, number, script_json
@@ -102,9 +102,8 @@ def comparison_page(
     keys = [key for key in keys if any(_pair(head, key) != (None, None) for head in heads)]
     columns = [_column(key, heads) for key in keys]
     style = asset("page.css") + asset("comparison.css")
-    parts = "\n".join(asset(f"{name}.js") for name in _SCRIPTS)
     pictured = pairs(*patterns)
-    script = f'(() => {{\n"use strict";\n{parts}\nstart();\n}})();\n'
+    script = script_of(_SCRIPTS, "start();\n")
     courses: Sequence[Any] = ()
     if runs is not None:
         from attemper.report.courses import courses_of

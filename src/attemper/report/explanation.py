@@ -16,7 +16,7 @@ from attemper.fingerprints.explanation import Explanation
 from attemper.fingerprints.finding import short
 from attemper.fingerprints.levels import STAGES, SiteLevels, levels
 from attemper.fingerprints.record import Fingerprint
-from attemper.report.page import asset, policy, templates
+from attemper.report.page import asset, policy, script_of, templates
 from attemper.report.texts import Message, message, page_texts
 from attemper.text import clean, number, script_json
 
@@ -55,8 +55,7 @@ def explanation_page(a: Fingerprint, b: Fingerprint, found: Explanation) -> str:
     """
     sites, pair = levels(a, b), (("a", a), ("b", b))
     style = asset("page.css") + asset("explanation.css")
-    parts = "\n".join(asset(f"{name}.js") for name in _SCRIPTS)
-    script = f'(() => {{\n"use strict";\n{parts}\nstart();\n}})();\n'
+    script = script_of(_SCRIPTS, "start();\n")
     return (
         templates()
         .get_template("explanation.html.j2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def render(reading: Reading, *, look: Mapping[str, Any] | None = None, **given: 
     Args:
         look: how a run looks that is served while it is written (``live.Look``): with the script that follows it.
     """
-    style, script, library = asset("page.css"), _script(), ECHARTS.read_text(encoding="utf-8")
+    style, script, library = asset("page.css"), script_of(_SCRIPTS), ECHARTS.read_text(encoding="utf-8")
     return (
         templates()
         .get_template("page.html.j2")
@@ -193,9 +193,10 @@ def asset(name: str) -> str:
     return (_HERE / "assets" / name).read_text(encoding="utf-8")
 
 
-def _script() -> str:
-    parts = "\n".join(asset(f"{name}.js") for name in _SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
+def script_of(names: Iterable[str], last: str = "") -> str:
+    """The script of a page: these files one after another, and ``last`` behind them."""
+    parts = "\n".join(asset(f"{name}.js") for name in names)
+    return f'(() => {{\n"use strict";\n{parts}\n{last}}})();\n'
 
 
 def policy(style: str, scripts: tuple[str, ...], look: Mapping[str, Any] | None = None) -> str:
