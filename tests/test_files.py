@@ -132,6 +132,24 @@ def test_a_place_where_no_file_can_be_is_refused_in_one_line(tmp_path: Path, pla
     assert listing(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("what", files.SUFFIXES)
+def test_any_name_will_do_but_that_of_another_kind_of_file(tmp_path: Path, what: str) -> None:
+    own = files.SUFFIXES[what]
+    for suffix in (own, own.upper(), "", ".st", ".v2"):
+        files.check_target(tmp_path / f"file{suffix}", what)
+    for suffix in {*files.SUFFIXES.values(), ".gguf", ".GGUF"} - {own}:
+        with pytest.raises(
+            InputError, match=rf"would be taken for a {re.escape(suffix.lower())} file.*{what}\{own}\.$"
+        ):
+            files.check_target(tmp_path / f"file{suffix}", what)
+
+
+@pytest.mark.parametrize("what", files.SUFFIXES)
+def test_every_kind_of_file_has_a_message_where_no_file_can_be(tmp_path: Path, what: str) -> None:
+    with pytest.raises(InputError, match=f"the {what} cannot be written to .*No such file"):
+        write_whole(tmp_path / "missing" / "file", "text", what)
+
+
 def test_a_write_that_fails_leaves_the_earlier_page_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,11 @@ from typing import Any
 from attemper.errors import InputError
 from attemper.text import clean_name
 
-SUFFIXES = {"page": ".html", "picture": ".png", "table": ".csv", "reading": ".safetensors"}
-"""What a user may ask to be written, and how the names of such files end."""
+SUFFIXES = {"page": ".html", "picture": ".png", "table": ".csv", "reading": ".safetensors", "check": ".json"}
+"""What a user may ask to be written, and how the names of such files end. Ours are told by their content, so that any
+other ending will do, but for those of other kinds of files.
+"""
+_TAKEN = frozenset({*SUFFIXES.values(), ".gguf"})
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 """Errors of file systems that cannot sync a folder; there is nothing to do about them."""
 
@@ -27,10 +30,13 @@ def check_target(path: str | os.PathLike[str], what: str = "page") -> Path:
     """Where a page or a picture for ``path`` goes, links followed, once it is certain that a file can be written there.
 
     Raises:
-        InputError: the folder is missing or cannot be written to, or ``path`` is something other than a file.
+        InputError: the folder is missing or cannot be written to, ``path`` is something other than a file, or its name
+            ends as that of another kind of file, for which it would be taken.
     """
     try:
         target = Path(os.path.realpath(path))
+        if (suffix := Path(path).suffix.lower()) in _TAKEN - {SUFFIXES[what]}:
+            raise InputError(_message(what, path, f"it would be taken for a {suffix} file"))
         if target.exists() and not target.is_file():
             raise InputError(_message(what, path, "it is a folder or a device, not a file"))
         if target.is_file() and not os.access(target, os.W_OK):

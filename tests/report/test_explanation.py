@@ -15,7 +15,7 @@ from attemper.fingerprints.explanation import HARMLESS, TRANSFORMS
 from attemper.fingerprints.levels import STAGES, levels
 from attemper.report import explanation
 from attemper.report.explanation import explanation_page, write_explanation
-from attemper.report.texts import texts
+from attemper.report.texts import say, texts
 from tests.report.conftest import Open
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import tiny, tokens
@@ -96,3 +96,8 @@ def test_every_kind_and_stage_has_words():
 def test_it_is_written_where_it_should_be(pair: Pair, tmp_path: Path):
     path = write_explanation(*pair, attemper.explain(*pair), tmp_path / "page.html")
     assert path.read_text("utf-8") == page(pair)
+
+
+def test_one_site_is_in_the_singular():
+    said = [say(explanation._extent(extent)) for extent in ("1 of 1 site", "2 of 4 sites", "1 of 1 site, heads 0, 3 of 4")]
+    assert said == ["1 of 1 site", "2 of 4 sites", "1 of 1 site, heads 0, 3 of 4"]

@@ -103,7 +103,7 @@ def _extent(extent: str) -> Message:
     """How far a cause reaches, in every language."""
     sites, _, heads = extent.partition(", heads ")
     numbers = dict(zip(("n", "of"), map(int, re.findall(r"\d+", sites)), strict=False))
-    key = "all" if not numbers else "from" if sites.startswith("from") else "some"
+    key = "all" if not numbers else "from" if sites.startswith("from") else "only" if numbers["of"] == 1 else "some"
     said = message(f"explained.extent.{key}", **numbers)
     which, _, of = heads.rpartition(" of ")
     return message("explained.extent.heads", sites=said, heads=which, of=int(of)) if heads else said
