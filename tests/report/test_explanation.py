@@ -99,5 +99,7 @@ def test_it_is_written_where_it_should_be(pair: Pair, tmp_path: Path):
 
 
 def test_one_site_is_in_the_singular():
-    said = [say(explanation._extent(extent)) for extent in ("1 of 1 site", "2 of 4 sites", "1 of 1 site, heads 0, 3 of 4")]
+    said = [
+        say(explanation._extent(extent)) for extent in ("1 of 1 site", "2 of 4 sites", "1 of 1 site, heads 0, 3 of 4")
+    ]
     assert said == ["1 of 1 site", "2 of 4 sites", "1 of 1 site, heads 0, 3 of 4"]
