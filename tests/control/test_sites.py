@@ -70,7 +70,9 @@ def test_a_name_that_matches_nothing_is_an_error_that_names_those_that_do(
 ) -> None:
     model = Model()
     before = [key for key, _ in model.named_parameters()]
-    with pytest.raises(InputError, match=rf"\(sites=\['{re.escape(wrong)}'\]\) matches no .*{near}.*layers") as told:
+    with pytest.raises(
+        InputError, match=rf"^{name}\(sites=\['{re.escape(wrong)}'\]\) matches no .*{near}.*layers"
+    ) as told:
         ACT[name](model, sites=[*good, wrong])
     assert "layers.0" in str(told.value)
     assert [key for key, _ in model.named_parameters()] == before

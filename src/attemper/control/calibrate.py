@@ -17,6 +17,7 @@ from attemper.control.calibration import Calibration
 from attemper.control.temper import temper
 from attemper.errors import InputError
 from attemper.nn.temperature import Temperature
+from attemper.sites.find import chosen_sites
 from attemper.sites.names import unwrap
 from attemper.sites.sharded import is_dtensor
 
@@ -100,8 +101,9 @@ def calibrate(
     one_of("calibrate(method=...)", method, METHODS)
     limits = _check_bounds(bounds)
     _refuse_wrapped(model)
+    named = [site.name for site in chosen_sites("calibrate", model, sites, calls=True)]  # in our own name, not temper's
     fitting, held_out = _split(batches, validation, seed)
-    with _evaluation_mode(model), temper(model, temperature=_TrialTemperature(), sites=sites) as handle:
+    with _evaluation_mode(model), temper(model, temperature=_TrialTemperature(), sites=named) as handle:
         searched = {name: part for name, part in handle.temperatures.items() if isinstance(part, _TrialTemperature)}
         counted = _LossCounter(loss, on_batch, 2 * len(held_out) + _steps(steps, method, 1) * len(fitting))
         judged = Objective(model, counted, held_out, "held-out", seed)

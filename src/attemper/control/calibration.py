@@ -18,6 +18,7 @@ from attemper.control.temperature_file import place, read, write
 from attemper.documents import COUNT, Row, check_document
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
+from attemper.sites.find import chosen_sites
 from attemper.text import clean, count, first_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Calibration:
             InputError: a site is not one of the model, or what ``temper`` raises.
         """
         given = {site: FixedTemperature(found) for site, found in self._tensors().items()}
+        chosen_sites("Calibration.apply", model, given, calls=True)
         return temper(model, temperature=given, sites=tuple(given))
 
     @property
