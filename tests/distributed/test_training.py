@@ -81,11 +81,20 @@ def test_a_hundred_steps_with_shadow_passes_on_every_rank_are_those_without(resu
         assert one["right"], one
 
 
-@pytest.mark.parametrize("case", ["fsdp2 watched by rank 0", "fsdp2 watched unlike"])
-def test_a_sharded_model_that_ranks_do_not_watch_alike_has_no_shadow_pass(results: Results, case: str) -> None:
-    said = [one for one in of(results, case) if one]
-    assert len(said) == (1 if "rank 0" in case else 2)
-    assert all("not all ranks watch it on the same steps: open the watch on every rank" in one for one in said)
+def test_a_sharded_model_that_not_all_ranks_watch_has_no_shadow_pass(results: Results) -> None:
+    first, second = of(results, "fsdp2 watched by rank 0")
+    assert "not all ranks watch it on the same steps: open the watch on every rank" in first
+    assert not second
+
+
+def test_ranks_that_sample_other_steps_of_a_sharded_model_are_refused_by_one_error_on_each(results: Results) -> None:
+    first, second = of(results, "fsdp2 watched unlike")
+    assert first == second
+    assert "rank 0: every=1, step 0 of a new run; rank 1: every=2, step 0 of a new run" in first
+
+
+def test_ranks_that_have_not_met_meet_again_for_the_next_watch(results: Results) -> None:
+    assert of(results, "fsdp2 watched by rank 0, then by all") == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("case", ["compiled ddp", "module of compiled ddp"])

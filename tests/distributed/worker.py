@@ -269,7 +269,10 @@ def fsdp_watched_by_some(every: int, watching: bool) -> Any:
     data_parallel.MEET_SECONDS = 3.0
     wrapped = fsdp(with_blocks_compiled(model()))
     watch = attemper.watch(wrapped, every=every) if watching else None
-    wrapped(shard()).square().mean().backward()
+    try:
+        wrapped(shard()).square().mean().backward()
+    except attemper.InputError as error:
+        return str(error)
     said = ""
     if watch is not None:
         with warnings.catch_warnings(record=True) as caught:
@@ -278,6 +281,19 @@ def fsdp_watched_by_some(every: int, watching: bool) -> Any:
         said = str(caught[0].message)
         watch.close()
     return said
+
+
+def fsdp_watched_by_rank_zero_and_then_by_all() -> Any:
+    """What each watch has sampled."""
+    data_parallel.MEET_SECONDS = 3.0
+    wrapped, found = fsdp(with_blocks_compiled(model())), []
+    for watching in (dist.get_rank() == 0, True):
+        watch = attemper.watch(wrapped) if watching else None
+        wrapped(shard()).square().mean().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(watch.close() or watch.sampled if watch is not None else 0)
+    return found
 
 
 class Parallel(nn.Module):
@@ -445,6 +461,7 @@ CASES: dict[str, Callable[[], Any]] = {
     **{f"training {name}": partial(shadowed, build) for name, build in COMPILED.items()},
     "fsdp2 watched by rank 0": lambda: fsdp_watched_by_some(1, dist.get_rank() == 0),
     "fsdp2 watched unlike": lambda: fsdp_watched_by_some(1 + dist.get_rank(), True),
+    "fsdp2 watched by rank 0, then by all": fsdp_watched_by_rank_zero_and_then_by_all,
     "trainer": trainer,
     "lightning": lightning,
 }

@@ -29,7 +29,7 @@ MEET_SECONDS = 60.0
 """So long a rank waits for the others, which may just be building their model."""
 POLL_SECONDS = 0.02
 _meetings = Counter[str]()
-"""How often this rank has come to meet the others, by topic."""
+"""The last meeting of this rank with the others, by topic."""
 _OTHER = re.compile(r"^(tp|tensor|pp|pipe.*|stage|cp|context|sp|seq.*|ep|expert.*)\d*$")
 """Parts of names of mesh dimensions along which ranks hold other heads, layers, tokens or experts."""
 _DATA = re.compile(r"^(dp|ddp|data|fsdp|hsdp|replicate|shard|batch)\d*$")
@@ -45,23 +45,30 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def say_the_same(topic: str, word: str = "") -> bool:
-    """Whether all ranks call this within ``MEET_SECONDS``, for one topic, as often, with one word. No collective, so no
-    rank waits for one that never comes: all get one answer, through the store in which they have found each other.
+def words_of_ranks(topic: str, word: str = "") -> dict[str, list[int]] | None:
+    """The ranks that gave each word; None where not all of them call this within ``MEET_SECONDS``, for one topic. No
+    collective, so no rank waits for one that never comes: all get one answer, through the store in which they have
+    found each other. A rank that comes later waits for the next meeting.
     """
-    _meetings[topic] += 1
     store: Any = dist.distributed_c10d._get_default_store()
-    said, here, decided = (f"attemper/{name}/{topic}/{_meetings[topic]}" for name in ("said", "here", "decided"))
+    world, decided = dist.get_world_size(), ""
+    while not decided or store.check([decided]):  # those that others have held without this rank
+        _meetings[topic] += 1
+        said, here, decided = (f"attemper/{name}/{topic}/{_meetings[topic]}" for name in ("said", "here", "decided"))
     store.set(f"{said}/{dist.get_rank()}", f"'{word}'")
-    if store.add(here, 1) == (world := dist.get_world_size()):
-        words = {bytes(store.get(f"{said}/{rank}")) for rank in range(world)}
-        store.compare_set(decided, "", "yes" if len(words) == 1 else "no")
+    if store.add(here, 1) == world:
+        store.compare_set(decided, "", "all")
     until = time.monotonic() + MEET_SECONDS
     while not store.check([decided]):
         if time.monotonic() > until:
-            store.compare_set(decided, "", "no")
+            store.compare_set(decided, "", "some")
         time.sleep(POLL_SECONDS)
-    return store.get(decided) == b"yes"
+    if store.get(decided) != b"all":
+        return None
+    words: dict[str, list[int]] = {}
+    for rank in range(world):
+        words.setdefault(store.get(f"{said}/{rank}").decode()[1:-1], []).append(rank)
+    return words
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.checks import whole_number
-from attemper.distributed.data_parallel import check_reduce, is_distributed, say_the_same
+from attemper.distributed.data_parallel import check_reduce, is_distributed, words_of_ranks
 from attemper.errors import InputError
 from attemper.integrations.metrics import Keep, budget, check_statistics, scalars
 from attemper.integrations.trackers import Trackers
@@ -222,7 +222,7 @@ class Monitor:
         """Starts the watch, merged with those of other ranks if there are any and nothing speaks against it."""
         if self._reduce is not DEFAULT or not is_distributed():
             self._start(None if self._reduce is DEFAULT else self._reduce)
-        elif not say_the_same("callbacks"):
+        elif words_of_ranks("callbacks") is None:
             self._watch_alone("Not all ranks have the callback.")
         else:
             try:

@@ -12,9 +12,14 @@ from weakref import WeakMethod
 import torch
 from torch import nn
 
+from attemper.errors import InputError
 from attemper.sites.observation import in_shadow, say
 
 Result = TypeVar("Result")
+
+
+class RefusedError(InputError):
+    """The one error of a watch that ends a training step: every rank gets it before the same forward."""
 
 
 def call_of(model: nn.Module) -> FrameType | None:
@@ -45,6 +50,8 @@ def quietly(method: Callable[..., Result]) -> Callable[..., Result | None]:
     def guard(watch: Any, *args: Any, **kwargs: Any) -> Result | None:
         try:
             return method(watch, *args, **kwargs)
+        except RefusedError:
+            raise
         except Exception as error:  # whatever it is, it must not end somebody's training run
             note(watch, error)
             return None
@@ -107,7 +114,7 @@ class Door(Hook):
             return
         try:
             method(*arguments)
-        except Warning:
+        except (RefusedError, Warning):
             raise
         except Exception as error:
             note(method.__self__, error)

@@ -114,6 +114,12 @@ class Schedule:
         """Of the step that is running among those of the run, from 0."""
         return self._count + self._shift
 
+    @property
+    def plan(self) -> str:
+        """What decides which steps are sampled."""
+        begun = "a new run" if self._resumed is None else f"a run from step {self._resumed}"
+        return f"every={self._every}, step {self.place} of {begun}"
+
     def again(self) -> None:
         """The step that is running is sampled, too: the one before it could not be seen."""
         self._again = True

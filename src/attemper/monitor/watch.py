@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from attemper.backends.table import check_backend
 from attemper.checks import MOST, index_of
-from attemper.distributed.data_parallel import is_sharded, say_the_same
+from attemper.distributed.data_parallel import is_sharded, words_of_ranks
 from attemper.distributed.merged_recorder import MergedRecorder
 from attemper.distributed.reduction import reduction_of
 from attemper.errors import InputError
 from attemper.monitor.checked_model import check_model, device_of, provenance, unseen_normalizers
 from attemper.monitor.first_passes import LATE_STEP
-from attemper.monitor.hooks import call_of, note, quietly
+from attemper.monitor.hooks import RefusedError, call_of, note, quietly
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.passes import Passes
 from attemper.monitor.recorder import Recorder
@@ -32,7 +32,7 @@ from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading
 from attemper.results.scan import Scan
 from attemper.sites import tap, tap_buffers
 from attemper.store.store import Store
-from attemper.text import count, date_of
+from attemper.text import count, date_of, first_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -241,8 +241,16 @@ class Watch(Passes):
             note(self, error)
 
     def _is_shared(self) -> bool:
-        word = f"every={self.every}, step {self._schedule.place}"
-        return not is_sharded(self.model) or say_the_same("shadow passes", word)
+        if not is_sharded(self.model):
+            return True
+        words = words_of_ranks("shadow passes", self._schedule.plan) or {}
+        if len(words) > 1:
+            said = "; ".join(f"rank {first_of(list(map(str, ranks)), 8)}: {plan}" for plan, ranks in words.items())
+            raise RefusedError(
+                f"watch: ranks do not sample the same steps of {self.title} ({said}), and a shadow pass of a sharded "
+                "model waits for all of them. Give every rank the same every=, and the same run if one goes on."
+            )
+        return bool(words)
 
     @quietly
     def _end_step(self, step: int | None) -> None:
