@@ -268,26 +268,28 @@ def entropies(watch: Any, statistic: str = "normalized_entropy") -> dict[str, Te
 
 
 def compared(item: Item, backend: str, steps: int) -> dict[str, Any]:
-    """What is equal in a training with a watch and in the same without, and what the watch has seen."""
+    """What is equal in a training with a watch and in the same without, and what the watch has seen. It is right if the
+    training is the same but for ``item.more_frames``, and every head was seen.
+    """
     alone, _ = train(item, backend=backend, watched=False, steps=steps)
     beside, watch = train(item, backend=backend, watched=True, steps=steps)
-    for kind in beside.compilations["frames"]:
-        beside.compilations["frames"][kind] -= item.more_frames
-    return {
+    frames, graphs = (
+        [one.compilations[kind].get(name, 0) for one in (alone, beside)]
+        for kind, name in (("frames", "total"), ("stats", "unique_graphs"))
+    )
+    row = {
         "steps": len(alone.losses) // item.passes,
         "losses equal": beside.losses == alone.losses,
         "weights equal": beside.left == alone.left,
         "compilations equal": beside.compilations == alone.compilations,
-        "graphs": alone.compilations["stats"]["unique_graphs"],
-        "more frames": item.more_frames,
+        "graphs": graphs[0],
+        "more graphs": graphs[1] - graphs[0],
+        "more frames": frames[1] - frames[0],
         "sampled": watch.sampled,
         "heads": {site: len(values) for site, values in entropies(watch).items()},
         "failures": watch.failures,
     }
-
-
-def is_right(row: dict[str, Any]) -> bool:
-    """Whether the training is the same, and every head was seen."""
-    equal = all(value for name, value in row.items() if name.endswith("equal"))
+    for kind in beside.compilations["frames"]:
+        beside.compilations["frames"][kind] -= item.more_frames
     seen = row["heads"] == dict.fromkeys(SITES, HEADS) and row["sampled"] == row["steps"] // 2
-    return equal and seen and not row["failures"]
+    return {"right": beside == alone and seen and not watch.failures, **row}
