@@ -78,6 +78,10 @@ ONES = torch.ones(1, 5, dtype=torch.int64)
         ({"position_ids": torch.arange(5)[None]}, None),
         ({"position_ids": POSITIONS.expand(3, 1, 5)}, None),
         ({"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)}, [[0, 0, 1, 1, 1]]),
+        ({"cu_seqlens": torch.tensor([0, 2, 5])}, [[0, 0, 1, 1, 1]]),
+        ({"seq_idx": torch.tensor([[0, 0, 1, 1, 1]])}, [[0, 0, 1, 1, 1]]),
+        ({"position_ids": torch.arange(5)[None], "attention_mask": torch.tensor([[1, 1, 2, 2, 2]])}, [[0, 0, 1, 1, 1]]),
+        ({"input_ids": IDS.expand(2, 5), "cu_seqlens": torch.tensor([0, 2, 10])}, [[0, 0, 1, 1, 1], [1] * 5]),
     ],
 )
 def test_arguments_declare_documents(arguments: dict[str, torch.Tensor], documents: list[list[int]] | None):

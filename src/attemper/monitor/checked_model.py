@@ -58,6 +58,18 @@ def check_model(where: str, model: Any) -> None:
         raise InputError(f"{where}({type(model).__name__}): {SCRIPTED}.")
 
 
+def check_batch(where: str, batch: Any) -> None:
+    """
+    Raises:
+        InputError: a model cannot be called with this.
+    """
+    if not isinstance(batch, Mapping | tuple | list | Tensor):
+        raise InputError(
+            f"{where}(batch) must be a dict (model(**batch)), a tuple or list (model(*batch)) or a tensor "
+            f"(model(batch)), got {type(batch).__name__}."
+        )
+
+
 def device_of(model: nn.Module) -> torch.device | None:
     """The device of the model's first parameter; None where it has none."""
     parameter = next(model.parameters(), None)

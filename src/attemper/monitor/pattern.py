@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from attemper.call.request import Problem, Request
 from attemper.checks import did_you_mean, whole_number
 from attemper.errors import InputError
 from attemper.monitor.calls import CallNumber
-from attemper.monitor.checked_model import check_model, why_nothing
+from attemper.monitor.checked_model import check_batch, check_model, why_nothing
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.options import Scope
@@ -92,11 +92,7 @@ def pattern(
 
 def _check(model: Any, batch: Any, *, site: Any, layer: Any, **numbers: Any) -> None:
     check_model("pattern", model)
-    if not isinstance(batch, Mapping | tuple | list | Tensor):
-        raise InputError(
-            f"pattern(batch) must be a dict (model(**batch)), a tuple or list (model(*batch)) or a tensor "
-            f"(model(batch)), got {type(batch).__name__}."
-        )
+    check_batch("pattern", batch)
     if site is not None and layer is not None:
         raise InputError(f"pattern(site={site!r}, layer={layer!r}): give one of the two.")
     if site is not None and not isinstance(site, str):

@@ -21,8 +21,7 @@ PREFIX, BEYOND = 16, 48
 def judge(session: Session, tests: Tests) -> str | Rule:
     name = next((one for one in NAMES if takes(session.model, one)), None)
     uses = takes(session.model, "use_cache") and bool(getattr(session.config, "use_cache", False))
-    causal = session.declared.causal
-    if name is None or not uses or causal is None or not any(causal.value.values()):
+    if name is None or not uses or not any(session.declared.causal.value.values()):
         raise NotDeclaredError("the model has no cache")
     if session.batch.arguments.get("use_cache") is False:
         raise NotDeclaredError("use_cache=False in the batch")
@@ -31,17 +30,15 @@ def judge(session: Session, tests: Tests) -> str | Rule:
     why = session.obstacle or vectors or ("the model draws random numbers" if session.is_random else None)
     if why is not None:
         return Rule("cache", "cannot tell", "config.use_cache", "-", message=why)
-    try:
+    with tests.attempt("the model does not read with a cache: "):
         prefix = _prefix(session, written)
         tokens = prefix.lengths[written]
-        every, limit = torch.ones((1, tokens), dtype=torch.bool), session.noise.other_shape
+        every, limit = torch.ones((1, tokens), dtype=torch.bool), session.other_shape
         base = _read(session, prefix, written, name, [tokens], cached=False)
-        for what, sizes in (("reading token by token", [1] * tokens), ("reading in two chunks", _halves(tokens))):
+        halves = [tokens // 2 + 1, tokens - tokens // 2 - 1] if tokens > 2 else [tokens]
+        for what, sizes in (("reading token by token", [1] * tokens), ("reading in two chunks", halves)):
             changed = _read(session, prefix, written, name, sizes)
-            found = movement(base, changed, lambda _, length: every if length == tokens else None, limit)
-            tests.add(what, found)
-    except Exception as error:  # whatever a model raises for a cache
-        tests.reasons.append(f"the model does not read with a cache: {type(error).__name__}: {error}"[:200])
+            tests.add(what, movement(base, changed, lambda _, length: every if length == tokens else None, limit))
     return "config.use_cache"
 
 
@@ -60,10 +57,6 @@ def _prefix(session: Session, written: str) -> TokenBatch:
     return TokenBatch(kept, 0, session.batch.tokens, session.batch.second)
 
 
-def _halves(tokens: int) -> list[int]:
-    return [tokens // 2 + 1, tokens - tokens // 2 - 1] if tokens > 2 else [tokens]
-
-
 def _read(
     session: Session, prefix: TokenBatch, written: str, name: str, sizes: Sequence[int], *, cached: bool = True
 ) -> Trace:
@@ -73,9 +66,7 @@ def _read(
     for size in sizes:
         own: dict[str, Any] = {written: prefix[written][:, start : start + size], "use_cache": cached}
         own |= {} if cache is None else {name: cache}
-        trace = session.runner.trace(
-            prefix.with_arguments(**own), compiled=False
-        )  # a second would fill the cache again
+        trace = session.runner.trace(prefix.with_arguments(**own), compiled=False)  # twice would fill the cache twice
         cache, start = getattr(trace.result, name, None), start + size
         if cached and cache is None and start < sum(sizes):
             raise ValueError(f"its result has no {name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
@@ -23,11 +22,9 @@ from attemper.rules import scores as of_scores
 from attemper.rules import window as of_window
 from attemper.rules.declared import declare
 from attemper.rules.keys import KeyCollector
-from attemper.rules.moves import Noise, Runner, Trace, relative_change
 from attemper.rules.session import Session
 from attemper.rules.token_batch import TokenBatch
-from attemper.sites.find import all_sites
-from attemper.sites.names import Names, names_of
+from attemper.sites.names import names_of
 
 RULES = tuple(
     rule.RULE for rule in (of_causal, of_documents, of_padding, of_window, of_batch, of_cache, of_repeat, of_scores)
@@ -88,7 +85,7 @@ def check(
             collector = KeyCollector(model, declared)
             with observation(model, collector):
                 run("check: the batch", model, batch, collector)
-            session = _session(model, names, tokens, collector)
+            session = Session(model, names, tokens, declared, collector.found)
             rules = tuple(kind.verdict(session) for kind in RULES)
         finally:
             left = state.put_back()
@@ -98,50 +95,3 @@ def check(
     sites = tuple(dict.fromkeys(site for judged in found.judged.values() for site in judged))
     forwards = session.runner.forwards + 1
     return Check(name or title(model), rules, tokens.shape, forwards, sites, dict(found.unread))
-
-
-def _session(model: nn.Module, names: Names, batch: TokenBatch, collector: KeyCollector) -> Session:
-    """The passes that every rule needs: the batch as it is, twice, and some of its sequences."""
-    mixing = [site.name for site in all_sites(names)] + list(collector.found.unread)
-    runner = Runner(model, names, [name for name in mixing if name in names.values()])
-    base, again = runner.trace(batch), runner.trace(batch, seed=False)
-    modules = {name: module for module, name in names.items()}
-    session = Session(
-        model, batch, collector.declared, runner, collector.found, base, again, Noise(base.eps), modules=modules
-    )
-    session.is_random = _apart(session, base, again) > session.noise.other_shape("")
-    if session.is_random and _apart(session, base, runner.trace(batch)) > session.noise.other_shape(""):
-        session.obstacle = "two passes of the same batch differ, also with the same random numbers"
-    elif not session.is_random:
-        session.noise = Noise(base.eps, _noise(session))
-    return session
-
-
-def _apart(session: Session, one: Trace, two: Trace) -> float:
-    """The largest change of any row of a token between two passes."""
-    return max(_changes(session, one, two).values(), default=0.0)
-
-
-def _changes(session: Session, one: Trace, two: Trace, sequences: slice = slice(None)) -> dict[str, float]:
-    """Block -> the largest relative change of a token."""
-    stay, found = session.stay(), {}
-    for name, rows in one.rows.items():
-        marks, other = stay(name, rows.shape[1]), two.rows.get(name)
-        own = rows[sequences]
-        if marks is None or other is None or other.shape[1] != own.shape[1]:
-            continue
-        change = relative_change(own, other[: len(own)]) * marks[sequences]
-        found[name] = float(change.max()) if change.numel() else 0.0
-    return found
-
-
-def _noise(session: Session) -> dict[str, float]:
-    """How far blocks move if a batch has another size, and nothing else changes."""
-    sequences = session.batch.shape[0]
-    half = -(-sequences // 2)
-    chosen = torch.arange(half) if sequences > 1 else torch.zeros(2, dtype=torch.int64)
-    try:
-        other = session.runner.trace(session.batch.of_sequences(chosen), compiled=False)
-    except Exception:  # whatever a model raises for another batch: what is packed has no sequences to leave out
-        return {}
-    return _changes(session, session.base, other, slice(0, half))

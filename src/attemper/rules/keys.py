@@ -6,8 +6,8 @@ computed, for the weight that goes there. Nothing is as large as all rows times 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from attemper.rules.declared import RULES_OF_KEYS, Declaration
 from attemper.sites.observation import AttentionCall
 from attemper.sites.padding import CallContext
 from attemper.statistics import ONE_PASS
-from attemper.text import counts
+from attemper.text import count, counts
 
 ELSEWHERE = "are not the tokens of the batch"
 """How the reason ends where an attention is over something else: a picture, say."""
@@ -52,6 +52,15 @@ class Breach:
     weight: float | None
     """Of the forbidden keys, on average over these rows and heads."""
 
+    def in_words(self, sites: int, forbidden: str) -> str:
+        """All of it, at the first of so many sites; ``forbidden``: what the keys are that rows must not see."""
+        more = f" (and {count(sites - 1, 'more site')})" if sites > 1 else ""
+        seen = f"{self.seen:.4g} keys where {self.expected:.4g} are declared"
+        said = f"{self.site}{more}: {count(self.rows, 'row')}, which see {seen}"
+        if self.weight is None:
+            return f"{said}, and lack {self.missing:.4g}"
+        return f"{said}, {self.extra:.4g} of them {forbidden}, with {self.weight:.3g} of the weight"
+
 
 @dataclass(frozen=True)
 class FinalScores:
@@ -76,23 +85,6 @@ class SeenKeys:
     scores: list[FinalScores] = field(default_factory=list)
 
 
-@dataclass(frozen=True, eq=False)
-class _Counts:
-    """Of one rule and the rows [B, Q] of a call: keys seen, declared, forbidden and lacking, means over heads."""
-
-    seen: Tensor
-    expected: Tensor
-    extra: Tensor
-    missing: Tensor
-
-
-def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    shaped = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
-    return shaped and one.is_neg() == other.is_neg() and one.data_ptr() == other.data_ptr()
-
-
 class KeyCollector(Collector):
     """Holds every call of a pass that went through against ``declared``."""
 
@@ -100,162 +92,141 @@ class KeyCollector(Collector):
         super().__init__(model, CallContext(), Scope(ONE_PASS, "reference", replace=False))
         self.declared = declared
         self.found = SeenKeys()
-        self._kept: dict[int, tuple[Any, list[tuple[str, Breach | None]], FinalScores | None]] = {}
+        self._kept: dict[int, tuple[Any, list[tuple[str, Breach | None]], FinalScores]] = {}
         """By the identity of a call's ``places``."""
-        self._masks: list[Tensor | None] = []
-        self._known: dict[Hashable, dict[str, _Counts]] = {}
-        """Counts by the number of the mask: layers share theirs."""
+        self._known: dict[Hashable, tuple[dict[str, dict[str, Tensor]], Tensor | None]] = {}
+        """Counts, and the mask that they are of, by what tells them: layers share a mask."""
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
         seen = self._note_call(module, call)
         made = self.prepare(module, call, seen)
         if made is None:
             return
-        side, site = self.declared.side(self.name_of(made.place)), self.name_of(made.place)
-        batch, _, queries, _ = made.problem.query.shape
-        keys = made.problem.key.shape[2]
-        cross = made.kind == "cross" and keys == self.declared.shape[1] and batch == self.declared.shape[0]
-        fits = made.kind == "self" and (batch, queries, keys) == (*side.shape, side.shape[1])
+        site, shape = self.name_of(made.place), (*made.problem.query.shape[::2], made.problem.key.shape[2])
+        side, cross = self.declared.side(site), made.kind == "cross"
         judged: list[tuple[str, Breach | None]] = []
-        if fits or cross:
-            sparse = attention_type(made.place, made.kind, made.problem) == "sparse"
-            found = self._counts(side if fits else self.declared, site, made, sparse)
-            judged = [(rule, self._breach(rule, seen.name, site, made, one)) for rule, one in found.items()]
+        against = self.declared if cross else side
+        if (shape[::2] if cross else shape) == (against.shape if cross else (*side.shape, side.shape[1])):
+            found = self._counts(against, site, made)
+            judged = [(rule, _breach(rule, against, site, made, one)) for rule, one in found.items()]
         else:
-            seen.reason = f"its {counts(query=queries, key=keys)} {ELSEWHERE}"
-        self._kept[id(seen.places)] = seen.places, judged, _final_scores(seen.name, made)
+            seen.reason = f"its {counts(query=shape[1], key=shape[2])} {ELSEWHERE}"
+        self._kept[id(seen.places)] = seen.places, judged, _final_scores(site, made)
 
     def commit(self) -> None:
-        calls = self.take_calls()
+        calls, found = self.take_calls(), self.found
         for seen in calls:
             if seen.reason is not None:
-                self.found.unread[seen.name] = seen.reason
+                found.unread[seen.name] = seen.reason
             _, judged, scores = self._kept.get(id(seen.places), (None, [], None))
             for rule, breach in judged:
-                self.found.judged[rule].append(seen.name)
-                self.found.breaches[rule] += [] if breach is None else [breach]
-            if scores is not None:
-                self.found.scores.append(FinalScores(seen.name, scores.softcap, scores.sink, scores.mismatch))
+                found.judged[rule].append(seen.name)
+                found.breaches[rule] += [] if breach is None else [replace(breach, site=seen.name)]
+            found.scores += [] if scores is None else [replace(scores, site=seen.name)]
         called = {seen.number.name if seen.module is None else seen.module for seen in calls}
-        self.found.unread |= self.mixers.unread(self.context.forwards, called)
-        self.found.unread |= {skip.name: skip.reason for skip in self.skips(())}
+        found.unread |= self.mixers.unread(self.context.forwards, called)
+        found.unread |= {skip.name: skip.reason for skip in self.skips(())}
         self._kept.clear()
         self._known.clear()
-        self._masks.clear()
 
-    def _counts(self, declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, _Counts]:
-        problem, mask = made.problem, made.problem.mask
-        number = next((at for at, seen in enumerate(self._masks) if _is_same(seen, mask)), len(self._masks))
-        self._masks += [mask] if number == len(self._masks) else []
+    def _counts(self, declared: Declaration, site: str, made: PreparedCall) -> dict[str, dict[str, Tensor]]:
+        """Rule -> ``_count`` of the rules that bind a call."""
+        problem, sparse = made.problem, attention_type(made.place, made.kind, made.problem) == "sparse"
+        mask = problem.mask  # kept with what is known of it: no other takes its place in memory
+        place = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, mask.is_neg())
         packed = None if problem.cu_seqlens_q is None else tuple(problem.cu_seqlens_q.tolist())
         law = (id(declared), declared.is_causal(site), declared.window_of(site), made.kind, sparse)
-        key = (*law, number, packed, problem.left, problem.right, problem.bottom_right)
+        key = (*law, place, packed, problem.left, problem.right, problem.bottom_right)
         if key not in self._known:
-            self._known[key] = _count(declared, site, made, sparse)
-        return self._known[key]
-
-    def _breach(self, rule: str, name: str, site: str, made: PreparedCall, counts: _Counts) -> Breach | None:
-        wrong = (counts.extra > 0) | (counts.missing > 0 if rule == "window" else False)
-        if not bool(wrong.any()):
-            return None
-        weight = None
-        if bool((counts.extra > 0).any()):
-            side = self.declared.side(site) if made.kind == "self" else self.declared
-            weight = _forbidden_weight(rule, side, site, made, counts.extra > 0)
-        if weight == 0 and not bool((wrong & (counts.extra == 0)).any()):
-            return None  # hidden in effect: a number so low that nothing is left
-        mean = {part: float(getattr(counts, part)[wrong].mean()) for part in ("seen", "expected", "extra", "missing")}
-        return Breach(name, int(wrong.sum()), **mean, weight=weight)
+            self._known[key] = _count(declared, site, made, sparse), mask
+        return self._known[key][0]
 
 
-def _allows(rule: str, declared: Declaration, site: str, rows: Tensor, cross: bool) -> Tensor | None:
+def _allows(rule: str, declared: Declaration, site: str, rows: Tensor, kind: str) -> Tensor | None:
     """[B or 1, R, K]; keys of another sequence have no places, only padding."""
-    return None if cross and rule != "padding" else declared.allows(rule, site, rows)
+    return None if kind == "cross" and rule != "padding" else declared.allows(rule, site, rows)
 
 
-def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, _Counts]:
-    """Rule -> counts of a call, of the rules that bind it."""
+def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, dict[str, Tensor]]:
+    """Rule -> keys ``seen``, ``expected``, ``extra`` and ``missing`` of each row, [B, Q], means over heads."""
     cross, problem = made.kind == "cross", made.problem
     batch, _, queries, _ = problem.query.shape
     real = torch.ones((batch, queries), dtype=torch.bool, device=problem.query.device)
     for tokens in (made.real, None if cross or declared.padding is None else declared.padding.value):
         real = real if tokens is None else real & tokens.to(real.device)
-    binding = [rule for rule in RULES_OF_KEYS if _binds(rule, declared, site, cross)]
-    parts: dict[str, list[tuple[Tensor, ...]]] = {rule: [] for rule in binding}
-    for rows in torch.arange(queries, device=real.device).split(_ROWS) if binding else ():
+    first = torch.zeros(1, dtype=torch.int64)
+    bound = {rule for rule in RULES_OF_KEYS if _allows(rule, declared, site, first, made.kind) is not None}
+    # Layers without a window, too: they should see all.
+    bound |= {"window"} if declared.window is not None and not cross else set()
+    parts: dict[str, dict[str, list[Tensor]]] = {}
+    for rows in torch.arange(queries, device=real.device).split(_ROWS) if bound else ():
         visible = rows_that_see(problem, rows)
-        expected = None if cross else declared.expectation(site, rows)[:, None]
-        for rule in binding:
-            allowed = _allows(rule, declared, site, rows, cross)
+        expected = visible if cross else declared.expectation(site, rows)[:, None]
+        for rule in (one for one in RULES_OF_KEYS if one in bound):
+            allowed = _allows(rule, declared, site, rows, made.kind)
             extra = torch.zeros_like(visible) if allowed is None else visible & ~allowed[:, None]
             missing = torch.zeros_like(visible)
-            if rule == "window" and not sparse and declared.whole and not cross:
+            if rule == "window" and not sparse and declared.whole:
                 missing = declared.expectation(site, rows, least=True)[:, None] & ~visible
-                if declared.causal is None:  # rows that see no later key may be right
+                if not declared.causal.value:  # rows that see no later key may be right
                     missing &= torch.arange(visible.shape[3], device=rows.device) <= rows[:, None]
-            found = (visible, visible if expected is None else expected, extra, missing)
-            parts[rule].append(tuple(_mean_over_heads(one, batch) for one in found))
-    whole = {rule: [torch.cat(one, 1) for one in zip(*found, strict=True)] for rule, found in parts.items()}
+            for name, keys in {"seen": visible, "expected": expected, "extra": extra, "missing": missing}.items():
+                own = keys.sum(-1).float().mean(1).expand(batch, -1)
+                parts.setdefault(rule, {}).setdefault(name, []).append(own)
+    whole = {rule: {name: torch.cat(some, 1) for name, some in found.items()} for rule, found in parts.items()}
     return {
-        rule: _Counts(seen, expected, extra * real, missing * real)
-        for rule, (seen, expected, extra, missing) in whole.items()
+        rule: found | {"extra": found["extra"] * real, "missing": found["missing"] * real}
+        for rule, found in whole.items()
     }
 
 
-def _binds(rule: str, declared: Declaration, site: str, cross: bool) -> bool:
-    if rule == "window" and not cross:
-        return declared.window is not None  # layers without a window, too: they should see all
-    return _allows(rule, declared, site, torch.zeros(1, dtype=torch.int64), cross) is not None
-
-
-def _mean_over_heads(marks: Tensor, batch: int) -> Tensor:
-    """[B, R] of [B or 1, H or 1, R, K] bool."""
-    return marks.sum(-1).float().mean(1).expand(batch, -1)
+def _breach(
+    rule: str, declared: Declaration, site: str, made: PreparedCall, counts: dict[str, Tensor]
+) -> Breach | None:
+    more, less = counts["extra"] > 0, counts["missing"] > 0
+    wrong, weight = more | less, None
+    if not bool(wrong.any()):
+        return None
+    if bool(more.any()):
+        weight = _forbidden_weight(rule, declared, site, made, more)
+    if weight == 0 and not bool((wrong & ~more).any()):
+        return None  # hidden in effect: a number so low that nothing is left
+    return Breach(site, int(wrong.sum()), weight=weight, **{one: float(of[wrong].mean()) for one, of in counts.items()})
 
 
 def _forbidden_weight(rule: str, declared: Declaration, site: str, made: PreparedCall, wrong: Tensor) -> float:
     """The mean weight on forbidden keys of the rows that see some, [B, Q] ``wrong``; of 256 of them at most."""
     rows = wrong.any(0).nonzero()[:, 0]
     rows = rows[:: -(-len(rows) // _ROWS)]
-    total = count = 0.0
+    total = many = 0.0
     size = max(_LARGEST // (made.problem.query.shape[:2].numel() * made.problem.key.shape[2]), 1)
     for part in rows.split(size):
-        allowed = _allows(rule, declared, site, part, made.kind == "cross")
+        allowed = _allows(rule, declared, site, part, made.kind)
         assert allowed is not None
-        weights = reference.weights(_off_device(pick(made.problem, part)))
-        there = (weights * ~allowed[:, None].to(weights.device)).sum(-1).mean(1)  # [B, R]
-        marks = wrong[:, part].to(there.device)
-        total, count = total + float(there[marks].sum()), count + int(marks.sum())
-    return total / count
+        there = (_weights(made.problem, part) * ~allowed[:, None].cpu()).sum(-1).mean(1)  # [B, R]
+        marks = wrong[:, part].cpu()
+        total, many = total + float(there[marks].sum()), many + int(marks.sum())
+    return total / many
 
 
-def _off_device(problem: Problem) -> Problem:
-    """The problem where float64 exists."""
-    if problem.query.device.type != "mps":
-        return problem
-    parts = {name: part.cpu() for name, part in vars(problem).items() if isinstance(part, Tensor)}
-    return problem.with_fields(**parts)
+def _weights(problem: Problem, rows: Tensor) -> Tensor:
+    """[B, H, R, K] of some rows, on the CPU: not every device has float64."""
+    own = pick(problem, rows)
+    own = own.with_fields(**{name: part.cpu() for name, part in vars(own).items() if isinstance(part, Tensor)})
+    return reference.weights(own)
 
 
-def _final_scores(name: str, made: PreparedCall) -> FinalScores:
-    problem, call = made.problem, made.call
-    softcap, sink = problem.softcap or None, problem.sink is not None
-    value, output = call.value, call.output
-    queries = problem.query.shape[2]
-    if value is None or output is None or value.shape[2] != problem.key.shape[2] or output.shape[2] != queries:
-        return FinalScores(name, softcap, sink, None)
+def _final_scores(site: str, made: PreparedCall) -> FinalScores:
+    problem, value, output = made.problem, made.call.value, made.call.output
+    found = FinalScores(site, problem.softcap or None, problem.sink is not None, None)
+    queries, keys = problem.query.shape[2], problem.key.shape[2]
+    if value is None or output is None or value.shape[2] != keys or output.shape[2] != queries:
+        return found
     rows = torch.arange(queries - 1, -1, -max(queries // _OUTPUTS, 1), device=problem.query.device)[:_OUTPUTS].flip(0)
-    weights = reference.weights(_off_device(pick(problem, rows)))
-    own = reference.weigh(weights, value.detach(), 0.0)
+    own = reference.weigh(_weights(problem, rows), value.detach().cpu(), 0.0)
     given = output.detach().index_select(2, rows.to(output.device)).to(own)
     if given.shape != own.shape:
-        return FinalScores(name, softcap, sink, None)
-    real = made.real[:, rows.to(made.real.device)].to(own.device)[:, None, :, None] if made.real is not None else True
+        return found
+    real = 1 if made.real is None else made.real[:, rows.to(made.real.device)].to(own)[:, None, :, None]
     apart, size = ((part * real).norm() for part in (given - own, own))
-    return FinalScores(name, softcap, sink, float(apart / size) if size > 0 else None)
-
-
-def sites_in_words(sites: Mapping[str, str] | list[str], most: int = 3) -> str:
-    """Names of sites, the first few of them."""
-    names = list(sites)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return replace(found, mismatch=float(apart / size) if size > 0 else None)

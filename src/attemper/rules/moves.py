@@ -6,7 +6,6 @@ asked of a model but that it takes a batch: recurrent layers, convolutions and c
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -95,8 +94,7 @@ class Runner:
             seed: whether random numbers begin anew.
             compiled: False leaves the compiled pass out.
         """
-        found = Trace()
-        self.replaced = False
+        found, self.replaced = Trace(), False
         with torch.no_grad(), eager(self.model), self._hooks(found, batch, replace):
             found.result = self._call(batch, seed)
         self._take_output(found, OUTPUT, found.result, batch)
@@ -132,8 +130,7 @@ class Runner:
         if not args or not isinstance(args[0], Tensor) or args[0].shape != ids.shape or not torch.equal(args[0], ids):
             return None
         self.replaced = True
-        drawn = torch.randn(output.shape, generator=torch.Generator().manual_seed(_SEED)).to(output)
-        return torch.where(places.to(output.device)[..., None], output.mean() + output.std() * drawn, output)
+        return with_others(output, places)
 
     def _take_block(
         self, found: Trace, sizes: set[tuple[int, int]], name: str, module: nn.Module, _: Any, out: Any
@@ -176,6 +173,14 @@ class Runner:
         target[name] = (wide @ self._projections[key].to(wide.dtype)).cpu()
 
 
+def with_others(vectors: Tensor, places: Tensor) -> Tensor:
+    """[B, L, ...] with random vectors of the same mean and spread at ``places`` [B, L]."""
+    drawn = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(_SEED)).to(vectors)
+    spread = vectors.std() if bool(vectors.std() > 0) else 1.0
+    places = places.to(vectors.device).view(*places.shape, *(1,) * (vectors.dim() - 2))
+    return torch.where(places, vectors.mean() + spread * drawn, vectors)
+
+
 def _is_traced(module: nn.Module) -> bool:
     if type(module).__module__.startswith("torch.nn.") and not any(True for _ in module.children()):
         return isinstance(module, _OF_TORCH)
@@ -202,6 +207,14 @@ def relative_change(one: Tensor, two: Tensor) -> Tensor:
     return torch.where(torch.isfinite(one).all(-1) | torch.isfinite(two).all(-1), change.nan_to_num(1.0, 1.0), 0.0)
 
 
+def changes(base: Trace, changed: Trace, stay: Stay) -> Iterator[tuple[str, Tensor]]:
+    """Of each block that has its rows in both passes, how far those moved that must not, and 0 for others: [B, L]."""
+    for name, rows in base.rows.items():
+        other, marks = changed.rows.get(name), stay(name, rows.shape[1])
+        if other is not None and marks is not None and other.shape == rows.shape and rows.numel():
+            yield name, relative_change(rows, other) * marks
+
+
 def movement(
     base: Trace, changed: Trace, stay: Stay, limit: Callable[[str], float], whole: Tensor | None = None
 ) -> Movement | None:
@@ -212,39 +225,12 @@ def movement(
         limit: of each block, how far noise moves it.
         whole: [B] bool: sequences whose outputs as a whole must not move either; None: these are not compared.
     """
-    first: tuple[str, int, float] | None = None
-    last = 0.0
-    for name, rows in base.rows.items():
-        other, marks = changed.rows.get(name), stay(name, rows.shape[1])
-        if other is None or marks is None or other.shape != rows.shape:
-            continue
-        change = relative_change(rows, other) * marks.to(rows.device)
-        last = float(change.max()) if change.numel() else 0.0
-        count = int((change > limit(name)).sum())
-        if count and first is None:
-            first = name, count, last
+    found = [*changes(base, changed, stay)]
+    moved = float(found[-1][1].max()) if found else 0.0
     for name, one in base.whole.items() if whole is not None else ():
         other = changed.whole.get(name)
-        if other is not None and other.shape == one.shape and whole is not None:
-            change = relative_change(one, other) * whole.to(one.device)
-            last = max(last, float(change.max()))
-            if first is None and float(change.max()) > limit(name):
-                first = name, int((change > limit(name)).sum()), float(change.max())
-    return None if first is None else Movement(*first, moved=last)
-
-
-@dataclass(frozen=True)
-class Noise:
-    """How far blocks of a model move though nothing changes: between equal passes, and between batches of two sizes."""
-
-    eps: float
-    floor: Mapping[str, float] = field(default_factory=dict)
-    """Block -> the largest relative change seen."""
-
-    def same_shape(self, name: str) -> float:
-        """The limit between passes of one shape, which round alike but for how experts share their tokens."""
-        return max(16 * self.eps, min(8 * self.floor.get(name, 0.0), math.sqrt(self.eps)))
-
-    def other_shape(self, name: str) -> float:
-        """The limit between passes of two shapes, whose kernels add up in other orders."""
-        return max(self.same_shape(name), math.sqrt(self.eps) / 2)
+        if other is not None and other.shape == one.shape:
+            found.append((name, relative_change(one, other) * whole))
+            moved = max(moved, float(found[-1][1].max()))
+    counts = ((name, int((change > limit(name)).sum()), float(change.max())) for name, change in found)
+    return next((Movement(*one, moved=moved) for one in counts if one[1]), None)

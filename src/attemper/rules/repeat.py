@@ -7,7 +7,7 @@ from attemper.rules.session import RuleKind, Session, Tests
 
 
 def judge(session: Session, tests: Tests) -> str:
-    found = movement(session.base, session.again, session.stay(), session.noise.other_shape)
+    found = movement(session.base, session.again, session.stay(), session.other_shape)
     tests.add("running the same batch again", found)
     return "two runs are equal (always)"
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,11 +15,12 @@ from torch import Tensor, nn
 from attemper.readings.labels import LAYER_KINDS
 from attemper.results.check import Rule
 from attemper.rules.declared import Declaration, Said, text_config
-from attemper.rules.keys import ELSEWHERE, Breach, SeenKeys, sites_in_words
-from attemper.rules.moves import Movement, Noise, Runner, Stay, Trace, movement
+from attemper.rules.keys import ELSEWHERE, SeenKeys
+from attemper.rules.moves import Movement, Runner, Stay, Trace, changes, movement, with_others
 from attemper.rules.token_batch import TokenBatch
-from attemper.sites.names import unwrap
-from attemper.text import count
+from attemper.sites.find import all_sites
+from attemper.sites.names import Names, unwrap
+from attemper.text import count, first_of
 
 
 @dataclass(frozen=True)
@@ -68,28 +72,65 @@ class Tests:
         if found is not None and self.found is None:
             self.found, self.what = found, what
 
+    @contextmanager
+    def attempt(self, refused: str, told: str = "{}") -> Iterator[None]:
+        """A block whose errors say why something could not be tested: ``refused``, and what the model raised."""
+        reason = None
+        try:
+            yield
+        except CannotExchangeError as error:
+            reason = str(error)
+        except Exception as error:  # whatever a model raises for other tokens, more of them, or a cache
+            reason = f"{refused}{type(error).__name__}: {error}"[:200]
+        self.reasons += [] if reason is None else [told.format(reason)]
 
-@dataclass
+
 class Session:
-    """What rules read. ``base``: a pass of the batch as it is; ``again``: another, with other random numbers."""
+    """What rules read: the keys of one pass, and what two passes of the batch gave, with other random numbers."""
 
-    model: nn.Module
-    batch: TokenBatch
-    declared: Declaration
-    runner: Runner
-    keys: SeenKeys
-    base: Trace
-    again: Trace
-    noise: Noise
-    obstacle: str | None = None
-    """Why exchanges cannot be told from noise: equal passes differ."""
-    is_random: bool = False
-    """Whether passes draw random numbers: those of two shapes cannot be compared."""
-    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    def __init__(
+        self, model: nn.Module, names: Names, batch: TokenBatch, declared: Declaration, keys: SeenKeys
+    ) -> None:
+        self.model, self.batch, self.declared, self.keys = model, batch, declared, keys
+        self.modules = {name: module for module, name in names.items()}
+        self.config = text_config(model)
+        mixing = [site.name for site in all_sites(names)] + list(keys.unread)
+        self.runner = Runner(model, names, [name for name in mixing if name in self.modules])
+        self.base, self.again = self.runner.trace(batch), self.runner.trace(batch, seed=False)
+        self._noise: dict[str, float] = {}
+        """Block -> how far it moves if the batch has another size, and nothing else changes."""
+        limit = self.other_shape("")
+        self.is_random = max(self._apart(self.again).values(), default=0.0) > limit
+        """Whether passes draw random numbers: those of two shapes cannot be compared."""
+        self.obstacle: str | None = None
+        """Why exchanges cannot be told from noise."""
+        if not self.is_random:
+            self._noise = self._noise_of_size()
+        elif max(self._apart(self.runner.trace(batch)).values(), default=0.0) > limit:
+            self.obstacle = "two passes of the same batch differ, also with the same random numbers"
 
-    @property
-    def config(self) -> Any:
-        return text_config(self.model)
+    def _apart(self, other: Trace, chosen: Tensor | None = None) -> dict[str, float]:
+        """Block -> the largest relative change of a token between a pass and the base, or the base's ``chosen``."""
+        base = self.base
+        if chosen is not None:
+            base = replace(base, rows={name: rows[chosen] for name, rows in base.rows.items()})
+        return {name: float(change.max()) for name, change in changes(base, other, self.stay(chosen))}
+
+    def _noise_of_size(self) -> dict[str, float]:
+        sequences = self.batch.shape[0]
+        chosen = torch.arange(-(-sequences // 2)) if sequences > 1 else torch.zeros(2, dtype=torch.int64)
+        with suppress(Exception):  # whatever a model raises: what is packed has no sequences to leave out
+            return self._apart(self.runner.trace(self.batch.of_sequences(chosen), compiled=False), chosen)
+        return {}
+
+    def same_shape(self, block: str) -> float:
+        """How far noise moves a block between passes of one shape: they round alike but where experts share tokens."""
+        eps = self.base.eps
+        return max(16 * eps, min(8 * self._noise.get(block, 0.0), math.sqrt(eps)))
+
+    def other_shape(self, block: str) -> float:
+        """The same between passes of two shapes, whose kernels add up in other orders."""
+        return max(self.same_shape(block), math.sqrt(self.base.eps) / 2)
 
     def real(self, name: str) -> Tensor:
         """[B, L] bool: which places of a sequence are tokens."""
@@ -98,32 +139,15 @@ class Session:
             return side.padding.value.to(self.batch.device)
         return torch.ones(side.shape, dtype=torch.bool, device=self.batch.device)
 
-    def exchangeable(self, name: str) -> Tensor:
-        """[B, L] bool: tokens that may become others: neither padding nor one that the model's code may look for.
-
-        Raises:
-            CannotExchangeError: there is none, or nothing to take their place.
-        """
-        tokens = self.batch[name]
-        if tokens.is_floating_point():
-            return self.real(name)
-        special = torch.tensor(sorted(self._special), device=tokens.device, dtype=tokens.dtype)
-        marks = self.real(name) & ~torch.isin(tokens, special)
-        if not bool(marks.any()):
-            raise CannotExchangeError("the batch holds special tokens alone")
-        if len(self._candidates(tokens[marks])) < 2:
-            raise CannotExchangeError("ids cannot be exchanged: the vocabulary has one")
-        return marks
-
-    @property
-    def _special(self) -> set[int]:
-        """Ids that a configuration names: the end of a text, an image, padding."""
+    @cached_property
+    def _special(self) -> Tensor:
+        """Ids that a configuration names: the end of a text, an image, padding. Code may look for them."""
         found: set[int] = set()
         for config in (getattr(unwrap(self.model), "config", None), self.config):
             for name, value in vars(config).items() if hasattr(config, "__dict__") else ():
                 if name.endswith(("token_id", "token_index", "token_ids")):
                     found |= {one for one in (value if isinstance(value, list) else [value]) if type(one) is int}
-        return found
+        return torch.tensor(sorted(found), dtype=torch.int64, device=self.batch.device)
 
     def _candidates(self, ids: Tensor) -> Tensor:
         """Ids that may take the place of others: those of the batch, or of the vocabulary."""
@@ -133,114 +157,103 @@ class Session:
         if len(own) > 7 or table is None:
             return own
         every = torch.arange(table.num_embeddings, device=ids.device, dtype=ids.dtype)
-        allowed = every[~torch.isin(every, torch.tensor(sorted(self._special), device=ids.device, dtype=ids.dtype))]
+        allowed = every[~torch.isin(every, self._special.to(ids))]
         return allowed if len(allowed) > len(own) else own
 
     def exchange(self, name: str, places: Tensor, batch: TokenBatch | None = None) -> TokenBatch:
-        """The batch with other tokens at ``places`` [B, L] of a sequence.
+        """The batch with other tokens at ``places`` [B, L] of a sequence; neither padding nor special ones.
 
         Raises:
-            CannotExchangeError: no token there can become another.
+            CannotExchangeError: no token there can become another, or equal passes differ.
         """
         batch = self.batch if batch is None else batch
-        tokens, allowed = batch[name], self.exchangeable(name)
-        marks = places & (allowed if allowed.shape == places.shape else allowed.expand(places.shape))
+        tokens, marks = batch[name], places & self.real(name)
+        if self.obstacle is not None:
+            raise CannotExchangeError(self.obstacle)
+        if tokens.is_floating_point():
+            return batch.with_arguments(**{name: with_others(tokens, marks)})
+        marks = marks & ~torch.isin(tokens, self._special.to(tokens))
         if not bool(marks.any()):
             raise CannotExchangeError("no token there can be exchanged")
-        generator = torch.Generator().manual_seed(1)
-        if tokens.is_floating_point():
-            own = tokens[marks]
-            drawn = torch.randn(tokens.shape, generator=generator).to(tokens)
-            drawn = own.mean() + (own.std() if own.numel() > 1 and own.std() > 0 else 1.0) * drawn
-            return batch.with_arguments(**{name: torch.where(_spread(marks, tokens), drawn, tokens)})
         known = self._candidates(tokens[marks])
+        if len(known) < 2:
+            raise CannotExchangeError("ids cannot be exchanged: the vocabulary has one")
         at = torch.searchsorted(known, tokens.contiguous()).clamp(max=len(known) - 1)
-        steps = torch.randint(1, len(known), tokens.shape, generator=generator).to(tokens.device)
-        return batch.with_arguments(**{name: torch.where(marks, known[(at + steps) % len(known)], tokens)})
+        steps = torch.randint(1, len(known), tokens.shape, generator=torch.Generator().manual_seed(1))
+        return batch.with_arguments(**{name: torch.where(marks, known[(at + steps.to(at)) % len(known)], tokens)})
 
-    def stay(self, **marks: Tensor) -> Stay:
-        """Rows that must not move, by the sequence of as many tokens; all tokens of a sequence that is not named."""
+    def stay(self, chosen: Tensor | None = None, **marks: Tensor) -> Stay:
+        """Rows that must not move, by the sequence of as many tokens; all tokens where none are named. Of all sequences
+        or those ``chosen``.
+        """
         by_length: dict[int, Tensor] = {}
         for name, length in self.batch.lengths.items():
             own = marks.get(name, self.real(name)).cpu()
+            own = own if chosen is None else own[chosen]
             by_length[length] = by_length[length] & own if length in by_length else own
         # An output may end behind the last token of the longest sequence.
         longest = max(by_length)
         return lambda _, length: by_length.get(length, by_length[longest][:, :length] if length < longest else None)
 
-    def test(self, tests: Tests, what: str, name: str, places: Tensor, stay: Stay, whole: Tensor | None = None) -> None:
+    def test(self, tests: Tests, what: str, name: str, places: Tensor, stay: Stay) -> None:
         """Exchanges tokens at ``places`` and looks at what must ``stay``."""
-        try:
-            if self.obstacle is not None:
-                raise CannotExchangeError(self.obstacle)
+        with tests.attempt("the model does not take it: "):
             changed = self.runner.trace(self.exchange(name, places))
-        except CannotExchangeError as error:
-            tests.reasons.append(str(error))
-        except Exception as error:  # whatever a model raises for other tokens
-            tests.reasons.append(f"the model does not take it: {type(error).__name__}: {error}"[:200])
-        else:
-            tests.add(what, movement(self.base, changed, stay, self.noise.same_shape))
+            tests.add(what, movement(self.base, changed, stay, self.same_shape))
 
-    def declaration(self, rule: str, why: str = "nothing declares it") -> Said[Any]:
+    def declaration(self, rule: str) -> Said[Any]:
         """What is declared of a rule of ``Declaration``.
 
         Raises:
             NotDeclaredError: nothing is.
         """
-        said = getattr(self.declared, rule)
-        if said is None:
-            raise NotDeclaredError(self.declared.notes.get(rule, why))
+        if (said := getattr(self.declared, rule)) is None:
+            raise NotDeclaredError("nothing declares it")
         return said
 
     def conclude(self, kind: RuleKind, declared: str, tests: Tests, forwards: int) -> Rule:
         """The verdict on a rule that is declared and was tested."""
-        name, judged = kind.name, self.keys.judged.get(kind.name, [])
+        judged, left = self.keys.judged.get(kind.name, []), self.keys.unread
+        if kind.name == "window":  # which layers without attention have not, nor a tower that reads pictures
+            left = {one: why for one, why in left.items() if why not in LAYER_KINDS and not why.endswith(ELSEWHERE)}
         parts = [f"proved at {count(len(judged), 'site')}"] if judged else []
         passes = f" ({count(forwards, 'forward pass', 'forward passes')})" if forwards else ""
         parts += [f"tested at {count(tests.cuts, 'cut')}{passes}"] if tests.cuts else []
         observed, reasons = "; ".join(parts) or "-", "; ".join(dict.fromkeys(tests.reasons))
-        if self.keys.breaches.get(name) or tests.found is not None:
-            return self._with_breach(kind, tests, Rule(name, "broken", declared, observed, forwards=forwards))
-        left = self.keys.unread
-        if name == "window":  # which layers without attention have not, nor a tower that reads pictures
-            left = {one: why for one, why in left.items() if why not in LAYER_KINDS and not why.endswith(ELSEWHERE)}
-        unread = sites_in_words(left)
-        if not tests.cuts and (left or not judged):
-            why = f"{observed}, and not at {unread}; {reasons}".rstrip("; ")
-            if not judged:
-                why = reasons or f"no keys were read: {unread or 'no attention was seen'}"
-            return Rule(name, "cannot tell", declared, observed, message=why, forwards=forwards)
-        observed += f"; not tested: {reasons}" if reasons else ""
-        return Rule(name, "kept", declared, observed, message=observed, forwards=forwards)
+        rule = Rule(kind.name, "kept", declared, observed, forwards=forwards)
+        if self.keys.breaches.get(kind.name) or tests.found is not None:
+            return self._with_breach(kind, tests, rule)
+        if tests.cuts or (judged and not left):
+            observed += f"; not tested: {reasons}" if reasons else ""
+            return replace(rule, observed=observed, message=observed)
+        unread = first_of(list(left), 3)
+        why = f"{observed}, and not at {unread}; {reasons}".rstrip("; ")
+        if not judged:
+            why = reasons or f"no keys were read: {unread or 'no attention was seen'}"
+        return replace(rule, verdict="cannot tell", message=why)
 
     def _with_breach(self, kind: RuleKind, tests: Tests, rule: Rule) -> Rule:
         """The rule with where it is broken, and how far."""
         breaches, found = self.keys.breaches.get(kind.name, []), tests.found
-        breach = next(iter(breaches), None)
-        said = [] if breach is None else [_in_words(breach, len(breaches), kind.forbidden)]
-        site, rows = (found.site, found.rows) if found is not None else ("", 0)
+        breach, said = next(iter(breaches), None), ["exchanging tokens moves nothing that was looked at"]
         if found is not None:
-            where = "" if breach is not None and breach.site == site else f"{site}: "
-            said.append(f"{where}{tests.what} moves {count(rows, 'row')} by {found.at_site:.3g} of their size")
-            if breach is None and site in self.keys.judged.get(kind.name, ()):
+            where = "" if breach is not None and breach.site == found.site else f"{found.site}: "
+            said = [f"{where}{tests.what} moves {count(found.rows, 'row')} by {found.at_site:.3g} of their size"]
+            if breach is None and found.site in self.keys.judged.get(kind.name, ()):
                 said.append("its rows see the keys that are declared: something beside the attention mixes tokens")
-            elif breach is None and site in self.keys.unread and self.keys.unread[site] not in LAYER_KINDS:
-                said.append(self.keys.unread[site])
-        elif tests.cuts:
-            said.append("exchanging tokens moves nothing that was looked at")
-        if breach is not None and (found is None or self._place(breach.site) <= self._place(found.site)):
-            site, rows = breach.site, breach.rows
-        elif breach is not None:
-            said.reverse()
-        return replace(
-            rule,
-            site=site,
-            rows=rows,
-            keys=None if breach is None else breach.extra,
-            weight=None if breach is None else breach.weight,
-            moved=None if found is None else found.moved,
-            message=f"{'; '.join(said)}. {kind.advice}",
-        )
+            elif breach is None and self.keys.unread.get(found.site, "no softmax") not in LAYER_KINDS:
+                said.append(self.keys.unread[found.site])
+        elif not tests.cuts:
+            said = []
+        first = found if breach is None else breach
+        if breach is not None:
+            later = found is not None and self._place(breach.site) > self._place(found.site)
+            said.insert(len(said) if later else 0, breach.in_words(len(breaches), kind.forbidden))
+            first = found if later else breach
+        assert first is not None
+        shown = {"keys": getattr(breach, "extra", None), "weight": getattr(breach, "weight", None)}
+        shown |= {"moved": getattr(found, "moved", None), "message": f"{'; '.join(said)}. {kind.advice}"}
+        return replace(rule, verdict="broken", site=first.site, rows=first.rows, **shown)
 
     def _place(self, site: str) -> int:
         """Where a site stands among the blocks in the order in which they ran."""
@@ -248,19 +261,3 @@ class Session:
         module = site.partition("#")[0]
         around = (place for name, place in order.items() if name == module or module.startswith(f"{name}."))
         return order.get(site, next(around, len(order)))
-
-
-def _in_words(breach: Breach, sites: int, forbidden: str) -> str:
-    more = f" (and {count(sites - 1, 'more site')})" if sites > 1 else ""
-    seen = f"{breach.seen:.4g} keys where {breach.expected:.4g} are declared"
-    said = f"{breach.site}{more}: {count(breach.rows, 'row')}, which see {seen}"
-    if breach.weight is not None:
-        said += f", {breach.extra:.4g} of them {forbidden}, with {breach.weight:.3g} of the weight"
-    elif breach.missing:
-        said += f", and lack {breach.missing:.4g}"
-    return said
-
-
-def _spread(marks: Tensor, like: Tensor) -> Tensor:
-    """Marks [B, L] that broadcast to [B, L, ...]."""
-    return marks.view(*marks.shape, *(1,) * (like.dim() - 2))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
+from attemper.monitor.checked_model import check_batch
 from attemper.sites.names import unwrap
+from attemper.sites.padding import parameter_names
 
 SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "tgt")
 """Names of the sequence that a decoder writes, beside the one that its encoder reads."""
@@ -39,25 +40,22 @@ class TokenBatch:
         Raises:
             InputError: the batch is no dict, tuple, list or tensor, or holds no tokens.
         """
+        check_batch(where, batch)
         if isinstance(batch, Mapping):
             arguments, positional = {str(name): part for name, part in batch.items()}, 0
-        elif isinstance(batch, Tensor | tuple | list):
+        else:
             parts = [batch] if isinstance(batch, Tensor) else list(batch)
-            named = list(_parameters(unwrap(model)))[: len(parts)]
+            named = parameter_names(unwrap(model))[: len(parts)]
             names = [*named, *(f"argument {number + 1}" for number in range(len(named), len(parts)))]
             arguments, positional = dict(zip(names, parts, strict=True)), len(parts)
-        else:
+        own = unwrap(model)
+        last = any(getattr(one, "batch_first", True) is False for one in model.modules())
+        if type(own).__module__.startswith("torch.nn.") and last:
             raise InputError(
-                f"{where}(batch) must be a dict (model(**batch)), a tuple or list (model(*batch)) or a tensor "
-                f"(model(batch)), got {type(batch).__name__}."
+                f"{where}: this {type(own).__name__} takes tokens first: make it with batch_first=True, or wrap it in "
+                "a module that takes [B, T, E]."
             )
-        first = (one for one in model.modules() if getattr(one, "batch_first", True) is False)
-        if type(unwrap(model)).__module__.startswith("torch.nn.") and next(first, None) is not None:
-            raise InputError(
-                f"{where}: this {type(unwrap(model)).__name__} takes tokens first: make it with batch_first=True, or "
-                "wrap it in a module that takes [B, T, E]."
-            )
-        tokens = next(_tokens(arguments), None)
+        tokens = _tokens(arguments)
         if tokens is None:
             raise InputError(
                 f"{where}(batch) holds no tokens: expected ids [B, T] of whole numbers, or vectors [B, T, E], among "
@@ -71,14 +69,12 @@ class TokenBatch:
     @property
     def shape(self) -> tuple[int, int]:
         """B and T."""
-        rows, tokens = self.arguments[self.tokens].shape[:2]
-        return rows, tokens
+        return self[self.tokens].shape[0], self[self.tokens].shape[1]
 
     @property
     def lengths(self) -> dict[str, int]:
         """Tokens of each sequence, by the argument that holds it."""
-        names = [self.tokens, *((self.second,) if self.second else ())]
-        return {name: self.arguments[name].shape[1] for name in names}
+        return {name: self[name].shape[1] for name in (self.tokens, self.second) if name is not None}
 
     @property
     def device(self) -> torch.device:
@@ -95,36 +91,23 @@ class TokenBatch:
 
     def of_sequences(self, chosen: Tensor) -> TokenBatch:
         """The batch of some of its sequences, by number; tensors of another first size stay as they are."""
-        batch = self.shape[0]
-
-        def pick(part: Any) -> Any:
-            fits = isinstance(part, Tensor) and part.dim() and part.shape[0] == batch
-            return part.index_select(0, chosen.to(part.device)) if fits else part
-
-        return replace(self, arguments={name: pick(part) for name, part in self.arguments.items()})
+        fits = {n for n, one in self.arguments.items() if isinstance(one, Tensor) and one.shape[:1] == self.shape[:1]}
+        return self.with_arguments(**{n: self[n].index_select(0, chosen.to(self[n].device)) for n in fits})
 
 
 def takes(model: nn.Module, name: str) -> bool:
     """Whether the forward of a model has a parameter of this name."""
-    return name in _parameters(unwrap(model))
+    return name in parameter_names(unwrap(model))
 
 
-def _parameters(model: nn.Module) -> Mapping[str, Any]:
-    try:
-        return inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):
-        return {}
-
-
-def _tokens(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the arguments that may hold the tokens, the likeliest first."""
-    tensors = {name: part for name, part in arguments.items() if isinstance(part, Tensor) and name not in SECOND}
-    plain = {name: part for name, part in tensors.items() if not any(one in name for one in _MASKS)}
-    ids = [name for name, part in plain.items() if part.dim() == 2 and not _is_vector(part) and part.numel()]
-    yield from sorted(ids, key=lambda name: not name.endswith("input_ids"))
-    yield from (name for name, part in plain.items() if part.dim() == 3 and _is_vector(part) and part.numel())
-    yield from (name for name, part in plain.items() if part.dim() > 3 and _is_vector(part) and part.numel())
-
-
-def _is_vector(part: Tensor) -> bool:
-    return part.is_floating_point()
+def _tokens(arguments: Mapping[str, Any]) -> str | None:
+    """The argument that holds the tokens: ids [B, T], or vectors [B, T, E] or, at last, [B, T, ..., E]."""
+    tensors = {name: part for name, part in arguments.items() if isinstance(part, Tensor) and part.numel()}
+    plain = [name for name in tensors if name not in SECOND and not any(one in name for one in _MASKS)]
+    ids = [name for name in plain if tensors[name].dim() == 2 and not tensors[name].is_floating_point()]
+    vectors = [name for name in plain if tensors[name].dim() > 2 and tensors[name].is_floating_point()]
+    likely = [
+        *sorted(ids, key=lambda one: not one.endswith("input_ids")),
+        *sorted(vectors, key=lambda one: tensors[one].dim() > 3),
+    ]
+    return next(iter(likely), None)

@@ -22,8 +22,8 @@ def judge(session: Session, tests: Tests) -> str | Rule:
         return Rule("window", "cannot tell", said, "-", message=message)
     alike = len(windows) == len(declared.value) and len(set(windows)) == 1
     if alike and not windows[0].chunked and not session.keys.unread:
-        causal = session.declared.causal is not None and all(session.declared.causal.value.values())
-        _test(session, tests, windows[0].size - causal)
+        causal = session.declared.causal.value
+        _test(session, tests, windows[0].size - (bool(causal) and all(causal.values())))
     return said
 
 
@@ -42,8 +42,8 @@ def _test(session: Session, tests: Tests, reach: int) -> None:
         return real & (places >= cut + passed * reach) if length == tokens else None
 
     if deepest >= 0 and cut + reach < tokens:
-        first = (places < cut).to(session.batch.device).expand(real.shape)
-        session.test(tests, f"exchanging the first {count(cut, 'token')}", session.batch.tokens, first, stay)
+        first, what = (places < cut).to(session.batch.device), f"exchanging the first {count(cut, 'token')}"
+        session.test(tests, what, session.batch.tokens, first, stay)
 
 
 RULE = RuleKind(

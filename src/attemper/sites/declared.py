@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
 from attemper.call.expected import Rule, documents_of_numbers, documents_of_positions, documents_of_starts
+from attemper.text import count
 
 if TYPE_CHECKING:
     from attemper.sites.padding import Tokens
 
-_FULL = ("full_attention", "attention")
 _SLIDING = "sliding_attention"
-_CHUNKED = "chunked_attention"
+_SIZES = {_SLIDING: "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Entries of ``config.layer_types`` with a window, and where its size stands."""
+_FULL = ("full_attention", "attention")
+_STARTS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens", "cu_seq_lens_k")
 _OF_PARTS = ("token_type_ids", "mm_token_type_ids", "block_sequence_ids", "bidirectional_mask")
 """Arguments that let parts of a causal sequence see all of themselves, a prefix or a picture."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The keys near a row: ``size`` of them up to its own place and as many behind it, or those of its own chunk."""
+
+    size: int
+    chunked: bool = False
+
+    def __str__(self) -> str:
+        return f"chunks of {self.size}" if self.chunked else count(self.size, "key")
+
+
+def windows_of_config(config: Any) -> tuple[str, tuple[Window | None, ...]]:
+    """The field of a configuration that declares windows, and the window of each layer: one alone is that of all."""
+    layers, kinds, local = (getattr(config, name, None) for name in ("layer_types", "attention_layers", "window_size"))
+    if layers:
+        return "layer_types", tuple(_window_of(config, kind) for kind in layers)
+    if kinds and isinstance(local, int):
+        return "attention_layers", tuple(Window(local) if kind == "local" else None for kind in kinds)
+    return "sliding_window", (_window_of(config, None),) if hasattr(config, "sliding_window") else ()
+
+
+def _window_of(config: Any, kind: str | None) -> Window | None:
+    """The window of a layer of this kind, or of one in a configuration that names no kinds."""
+    size = getattr(config, _SIZES.get(kind or _SLIDING, ""), None)
+    used = kind is not None or getattr(config, "use_sliding_window", True)
+    return Window(size, kind not in (None, _SLIDING)) if used and type(size) is int and size > 0 else None
 
 
 def rule_of_module(module: nn.Module) -> Rule | None:
@@ -26,48 +58,67 @@ def rule_of_module(module: nn.Module) -> Rule | None:
     """
     config, causal = getattr(module, "config", None), getattr(module, "is_causal", None)
     known = type(module).__module__.startswith("transformers.") and isinstance(causal, bool)
-    if not known or any(name.rpartition(".")[2] == "indexer" for name, _ in module.named_modules()):
-        return None
     layer, layers = getattr(module, "layer_idx", None), getattr(config, "layer_types", None)
     kind = layers[layer] if layers and isinstance(layer, int) and layer < len(layers) else None
-    window = getattr(module, "sliding_window", None) or getattr(config, "sliding_window", None)
-    if kind == _CHUNKED:
-        size = getattr(config, "attention_chunk_size", None)
-        return Rule(causal=True, chunk=size) if causal and isinstance(size, int) else None
-    if kind is None and not hasattr(module, "sliding_window"):
-        window = window if getattr(config, "use_sliding_window", True) else None
-    elif kind in _FULL or (kind is None and not module.sliding_window):
-        window = None
-    elif kind not in (None, _SLIDING):
+    indexed = any(name.rpartition(".")[2] == "indexer" for name, _ in module.named_modules())
+    if not known or indexed or kind not in (None, *_FULL, *_SIZES):
         return None
-    if window is None:
+    window, own = _window_of(config, kind), getattr(module, "sliding_window", None)
+    if kind not in (None, *_FULL, _SLIDING):
+        return None if window is None or not causal else Rule(causal=True, chunk=window.size)
+    size = None if window is None or (kind is None and hasattr(module, "sliding_window")) else window.size
+    size = own if own and kind not in _FULL else size
+    if size is None:
         return Rule(causal=bool(causal))
-    if isinstance(window, bool) or not isinstance(window, int):
+    if type(size) is not int:
         return None
-    return Rule(causal=True, left=window - 1) if causal else Rule(left=window, right=window)
+    return Rule(causal=True, left=size - 1) if causal else Rule(left=size, right=size)
 
 
-def documents_of_call(arguments: Mapping[str, Any], tokens: Tensor | None) -> Tensor | None:
-    """[B|1, T] int: the documents that the arguments of a model declare, one of each sequence where none; None where
-    nothing there could declare any.
+def declared_documents(
+    arguments: Mapping[str, Any], shape: tuple[int, int], tokens: Tensor | None
+) -> Iterator[tuple[str, Tensor]]:
+    """What may tell the documents of a batch [B, T] apart among the arguments of a model, in the order in which it
+    counts: its name, and the documents that it declares, [B|1, T] int; one of each sequence where it separates none.
 
     Args:
         tokens: [B, T] bool: which are no padding; None for all.
     """
-    mask, starts = arguments.get("attention_mask"), arguments.get("cu_seq_lens_k")
-    positions = arguments.get("position_ids")
-    if _is_whole(starts, 1):
-        first = next((one for one in arguments.values() if isinstance(one, Tensor) and one.dim() > 1), None)
-        found = None if first is None else documents_of_starts(starts, first.shape[1])
-    elif _is_whole(positions, 2) and positions.shape[1] > 1:
-        fits = tokens is None or tokens.shape[1] == positions.shape[1]
-        positions = positions if tokens is None else positions.expand(len(tokens), -1)
-        found = documents_of_positions(positions, tokens) if fits else None
-    else:
-        found = documents_of_numbers(mask) if _is_whole(mask, 2) else None
+    for name in _STARTS:
+        if is_whole(starts := arguments.get(name), 1):
+            yield name, documents_between(starts, shape)
+    places, mask, numbers = (arguments.get(name) for name in ("position_ids", "attention_mask", "seq_idx"))
+    if is_whole(places, 2) and places.shape[1] > 1 and (tokens is None or tokens.shape[1] == places.shape[1]):
+        places = places if tokens is None else places.expand(len(tokens), -1)
+        yield "position_ids", documents_of_positions(places, tokens)
+    if is_whole(mask, 2):
+        yield "attention_mask", documents_of_numbers(mask)
+    if is_whole(numbers, 2):
+        yield "seq_idx", numbers.long()
+
+
+def documents_between(starts: Tensor, shape: tuple[int, int]) -> Tensor:
+    """[B|1, T] int: the documents of a batch by where each begins, in every sequence, or in all of them laid end to end
+    (which is asked where that does not wait).
+    """
+    together = shape[0] > 1 and starts.device.type == "cpu" and int(starts[-1]) == shape[0] * shape[1]
+    return (
+        documents_of_starts(starts, shape[0] * shape[1]).view(shape)
+        if together
+        else documents_of_starts(starts, shape[1])
+    )
+
+
+def documents_of_call(arguments: Mapping[str, Any], tokens: Tensor | None) -> Tensor | None:
+    """[B|1, T] int: the documents that the arguments of a model declare; None where nothing there could declare any.
+
+    Args: as in ``declared_documents``.
+    """
+    first = next((one for one in arguments.values() if isinstance(one, Tensor) and one.dim() > 1), None)
+    shape = (0, 0) if first is None else (first.shape[0], first.shape[1])
     # Where asking does not wait, nothing is counted for a single document.
-    alone = found is not None and found.device.type == "cpu" and not bool(found.any())
-    return None if alone else found
+    each = (found for _, found in declared_documents(arguments, shape, tokens) if first is not None)
+    return next((found for found in each if found.device.type != "cpu" or bool(found.any())), None)
 
 
 def follows_rule(arguments: Mapping[str, Any]) -> bool:
@@ -102,11 +153,7 @@ def documents_of_keys(tokens: Tokens, batch: int, keys: int) -> Tensor | None:
     return found if found is not None and found.shape[0] in (1, batch) and found.shape[1] == keys else None
 
 
-def _is_whole(tensor: Any, dimensions: int) -> TypeGuard[Tensor]:
+def is_whole(tensor: Any, dimensions: int) -> TypeGuard[Tensor]:
     """Whether this is a tensor of whole numbers with so many dimensions."""
-    return (
-        isinstance(tensor, Tensor)
-        and tensor.dim() == dimensions
-        and tensor.dtype.is_signed
-        and not (tensor.is_floating_point() or tensor.is_complex())
-    )
+    whole = isinstance(tensor, Tensor) and not (tensor.is_floating_point() or tensor.is_complex())
+    return whole and tensor.dim() == dimensions and tensor.dtype != torch.bool

@@ -258,7 +258,7 @@ def tracking(
                 continue  # its hooks run already, and must not change while they do
             if is_script(module) or (not _may_attend(module) and id(module) not in counted):
                 continue
-            names = _parameters(module)
+            names = parameter_names(module)
             pairs = [(context.enter_module, leaving)]
             # A vision tower of transformers is not a PreTrainedModel in every release: CLIP's is not in 5.1.
             is_tower = bool(models) and "pixel_values" in names
@@ -269,7 +269,7 @@ def tracking(
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(after, always_call=True).remove)
         if begun is not None:
-            names = _parameters(model)
+            names = parameter_names(model)
             context.enter_module(names, model, *begun)
             if id(model) in counted:
                 context.enter_model(names, model, *begun)
@@ -282,7 +282,7 @@ def enter_compiled(context: CallContext, model: nn.Module, args: tuple[Any, ...]
     The two sides of an encoder-decoder have a mask each, and its call does not say which queries belong to which.
     """
     context.reset()
-    names = _parameters(model)
+    names = parameter_names(model)
     context.enter_model(names, model, args, kwargs)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         arguments = dict(zip(names, args, strict=False)) | kwargs
@@ -295,7 +295,8 @@ _signatures: WeakKeyDictionary[Callable[..., Any], list[str]] = WeakKeyDictionar
 """Names of the parameters of each forward that was asked for: reading a signature costs more than calling it."""
 
 
-def _parameters(module: nn.Module) -> list[str]:
+def parameter_names(module: nn.Module) -> list[str]:
+    """Of its forward; none where they cannot be told."""
     bound = module.forward
     function = getattr(bound, "__func__", bound)
     names = _signatures.get(function)
