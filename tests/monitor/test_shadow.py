@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import attemper
@@ -22,6 +22,7 @@ from tests.support.shadow_models import (
     ITEMS,
     TOKENS,
     WAYS,
+    Block,
     Compile,
     Item,
     batches,
@@ -126,6 +127,37 @@ def test_where_taps_see_all_nothing_runs_beside() -> None:
     found = read(torch.compile(model, backend="eager"))
     assert found.keys() == {"one", "two"}
     assert len(runs) <= 3  # two passes, perhaps traced, and one beside the first
+
+
+def samples(watch: Any, model: nn.Module, steps: int) -> list[set[str]]:
+    """The sites of each step, which the first shows only once it has ended."""
+    found = []
+    for _ in range(steps):
+        model(next(batches(1))[0])
+        found.append({site.name for site in watch.current})
+        watch.step()
+    return found
+
+
+@pytest.mark.parametrize("left", [None, "two"])
+def test_where_a_tap_no_longer_runs_the_next_sample_is_read_beside(left: str | None) -> None:
+    model: Any = torch.compile(tapped("one", "two"), backend="eager")
+    with attemper.watch(model) as watch, torch.no_grad():
+        assert samples(watch, model, 3)[1:] == [{"one", "two"}] * 2
+        model.blocks[0].attention.tap, model.blocks[1].attention.tap = None, left
+        first, second = samples(watch, model, 2)
+    assert first == ({left} if left else set())
+    assert second == {"blocks.0.attention", left or "blocks.1.attention"}
+
+
+def test_where_taps_see_all_a_module_that_is_added_or_compiled_since_is_looked_at() -> None:
+    model = tapped("one", "two")
+    model.blocks[0].compile(backend="eager")
+    with attemper.watch(model) as watch, torch.no_grad():
+        assert samples(watch, model, 3)[1:] == [{"one", "two"}] * 2
+        model.blocks.append(Block().eval())
+        (sites,) = samples(watch, model, 1)
+        assert sites > {"one", "two"}
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow("compiles"))])

@@ -189,6 +189,11 @@ class Passes(SampledSteps):
         except ObstacleError as error:
             self._leave_out(str(error))
 
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether a shadow pass waits for other ranks."""
+        raise NotImplementedError
+
     def _is_shared(self) -> bool:
         """Whether all ranks that a shadow pass waits for run it, too."""
         raise NotImplementedError
@@ -246,6 +251,8 @@ class Passes(SampledSteps):
         ended = self._pass is not None
         raised = sys.exc_info()[1]
         went_through = raised is None or raised is self._raising
+        if self._compiled and self.sampling and went_through and self._shadows is not None and not self._is_sharded:
+            self._shadows.note_taps(self._collector.calls)
         self._end_pass(commit=went_through)
         if self._collector.calls and went_through:  # of taps in a compiled model
             self._collector.commit()

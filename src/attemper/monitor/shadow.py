@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attemper.call import transforms
+from attemper.monitor.calls import SeenCall
 from attemper.monitor.collector import Collector
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.sites import transformers as registry
@@ -27,6 +28,7 @@ from attemper.sites.act import without_listeners
 from attemper.sites.names import ORIGINAL, Wrapper, is_compiled, missing_door, unwrap, wrapper_kind
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking
+from attemper.sites.tap_buffers import has_graphs
 from attemper.sites.ways import reading
 from attemper.text import count
 
@@ -55,10 +57,22 @@ class Shadow:
         """
         self.model, self._collector, self._most = original_of(model), collector, most
         self._models = registry.pretrained_models(self.model) or [unwrap(self.model)]
-        self.only_taps = False
-        """Whether taps see all that a shadow pass has seen: they are enough."""
+        self._enough: Taps = []
+        """The sites of the taps that have seen all that a pass has seen, and of which modules:"""
+        self._makeup: list[tuple[nn.Module, bool]] = []
         self._obstacle: str | None = None
         """What a pass has shown that no later one may run."""
+
+    @property
+    def only_taps(self) -> bool:
+        """Whether taps see all: a pass has shown it, its taps still run, and no module was added or compiled since."""
+        return bool(self._enough) and self._makeup == _makeup_of(self.model)
+
+    def note_taps(self, calls: Iterable[SeenCall]) -> None:
+        """Takes note of which taps ran in a compiled pass. In CUDA graphs they run without Python, and are trusted."""
+        silent = set(map(self._collector.name_of, self._enough)) - {seen.number.name for seen in calls if seen.is_tap}
+        if silent and not any(map(has_graphs, devices_of(self.model))):
+            self._enough = []
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], begin: Callable[[], None]) -> None:
         """Reads a pass with these arguments, after ``begin``. Its calls wait in the collector until ``commit``; those
@@ -80,7 +94,7 @@ class Shadow:
             calls = collector.take_calls()
             tapped = {*map(collector.name_of, taps), *collector.note_taps(calls)}
             collector.calls = [seen for seen in calls if not seen.is_tap]
-            self.only_taps = bool(taps) and not collector.calls
+            self._enough, self._makeup = [] if collector.calls else taps, _makeup_of(self.model)
         except BaseException:
             collector.begin()
             raise
@@ -129,6 +143,11 @@ class Shadow:
             raise ObstacleError(self._obstacle)
 
 
+def _makeup_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """The modules of a model, and which of them are compiled."""
+    return [(module, is_compiled(module)) for module in model.modules()]
+
+
 def lacking(door: str) -> str:
     """Why there are no shadow passes with a release of torch that has no such private name."""
     return f"torch {torch.__version__} has no {door}, by which a watch meets compiled code"
@@ -152,6 +171,10 @@ class ShadowPasses:
     def only_taps(self) -> bool:
         """Whether taps see all that a shadow pass of the model has seen."""
         return self._whole.only_taps
+
+    def note_taps(self, calls: Iterable[SeenCall]) -> None:
+        """See ``Shadow.note_taps``."""
+        self._whole.note_taps(calls)
 
     def new_parts(self) -> list[nn.Module]:
         """The outermost compiled parts that are not known yet; ``read`` takes them from now on."""

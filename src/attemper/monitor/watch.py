@@ -240,8 +240,12 @@ class Watch(Passes):
         except Exception as error:  # whatever it is, it must not end somebody's training run
             note(self, error)
 
+    @property
+    def _is_sharded(self) -> bool:
+        return is_sharded(self.model)
+
     def _is_shared(self) -> bool:
-        if not is_sharded(self.model):
+        if not self._is_sharded:
             return True
         words = words_of_ranks("shadow passes", self._schedule.plan) or {}
         if len(words) > 1:
