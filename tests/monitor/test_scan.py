@@ -141,6 +141,7 @@ def test_json_is_the_promised_document(llama: Any) -> None:
         "untrained_heads",
         "missing_shards",
         "computed_on",
+        "text_digest",
         "notes",
         "sites",
         "skipped",

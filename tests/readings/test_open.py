@@ -24,7 +24,7 @@ def test_content_says_what_a_file_is_whatever_its_name(model: ByteModel, tmp_pat
     scan, print_ = attemper.scan(model, [BATCH]), attemper.fingerprint(model, [BATCH])
     (tmp_path / "a.txt").write_text(scan.to_json(), "utf-8")
     scan.save(tmp_path / "b.bin")
-    print_.save(tmp_path / "c.json")
+    print_.save(tmp_path / "c.st").rename(tmp_path / "c.json")
     with attemper.watch(model, store=tmp_path / "run", every=1) as watch:
         watch.step()
         model(BATCH)

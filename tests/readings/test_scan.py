@@ -40,7 +40,7 @@ def test_to_pandas_has_one_row_for_each_head_and_a_column_for_each_number() -> N
     heads = [(site, head) for site in scan.sites for head in site.heads]
     assert len(frame) == len(heads) == 4
     numbers = [field.name for field in dataclasses.fields(heads[0][1])]
-    left_out = {"normalized_entropy_histogram", "by_visible_keys"}
+    left_out = {"normalized_entropy_histogram", "by_visible_keys", "batches", "standard_errors"}
     rest = [name for name in numbers if name not in {*left_out, "layer"}]
     assert list(frame.columns) == ["site", "layer", "kind", "mode", *rest]
     for place, (site, head) in enumerate(heads):

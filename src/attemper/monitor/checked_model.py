@@ -108,10 +108,15 @@ def unseen_normalizers(model: nn.Module, sites: Iterable[SiteReading]) -> tuple[
     return tuple(Skipped(name, reason) for name in modules_with_normalizer(model) if name not in seen)
 
 
-def provenance(model: nn.Module, date: str | None) -> dict[str, Any]:
-    """Fields of ``Reading``, without text or paths: ``date``, ``dtype``, ``revision`` and ``versions``."""
+def provenance(model: nn.Module, date: str | None, queries: Iterable[torch.dtype] = ()) -> dict[str, Any]:
+    """Fields of ``Reading``, without text or paths: ``date``, ``dtype``, ``revision`` and ``versions``.
+
+    Args:
+        queries: types of queries that were seen.
+    """
     commit = getattr(getattr(unwrap(model), "config", None), "_commit_hash", None)
-    dtypes = dict.fromkeys(part.dtype for part in model.parameters() if part.dtype.is_floating_point)
+    weights = (part.dtype for part in model.parameters() if part.dtype.is_floating_point)
+    dtypes = dict.fromkeys((*weights, *queries))
     return {
         "date": date,
         "dtype": ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) or None,

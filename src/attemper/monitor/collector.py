@@ -92,6 +92,8 @@ class Collector(LiveSample):
         """The type of each site's attention, and the number of its first head in the whole model."""
         self.head_sizes: dict[str, int] = {}
         """Features of a head's queries, by the name of the module in which an attention ran."""
+        self.dtypes: dict[torch.dtype, None] = {}
+        """Types of queries, in the order in which they were seen."""
         self._spans: Spans | None = None
 
     @cached_property
@@ -160,6 +162,7 @@ class Collector(LiveSample):
         if key not in self._attentions:
             self._attentions[key] = attention_type(place, kind, request.problem), first_head(place, call)
             self.head_sizes[self.name_of(place)] = own.query.shape[3]
+            self.dtypes[own.query.dtype] = None
         backend = request.problem.backend
         counted = self._counted_keys.sums(place, kind, own, self.context.tokens, found, request.rows)
         about = *self._attentions[key], counted

@@ -18,8 +18,10 @@ from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.readings.sums import (
     CURVES,
     ENOUGH_KEYS,
+    ERRORS,
     LARGEST,
     MEANS,
+    SPREAD_PLACE,
     SiteTotals,
     fits_buckets,
     places,
@@ -64,6 +66,8 @@ class SiteSums:
         with torch.inference_mode(False):
             self._sums = torch.zeros((heads, width(fewest_keys)), dtype=torch.float64, device=device)
             self._sums[:, LARGEST] = -math.inf
+        self._ended: Tensor | None = None
+        """[H, sums] when the last batch ended: valid rows, those without weight, and ``ERRORS``."""
 
     def add(self, stats: AttentionStats, queries: int, keys: int) -> None:
         """Adds the rows of one call, without waiting for the device."""
@@ -84,6 +88,14 @@ class SiteSums:
         """Adds ``COUNTED`` of one call: sums and their rows, [2, statistics, H] float64."""
         at = [self._places[prefix + name].start for prefix in ("", "rows_of_") for name in COUNTED]
         self._sums[:, at] += counted.flatten(0, 1).T.to(self._sums)
+
+    def end_batch(self) -> None:
+        """Takes note of how the batch that was added differs from others, without waiting for the device."""
+        now = self._sums[:, [self._places[name].start for name in ("rows", "rows_without_weight", *ERRORS)]]
+        batch = now if self._ended is None else now - self._ended
+        rows, own = batch[:, :1] - batch[:, 1:2], batch[:, 2:]
+        self._sums[:, SPREAD_PLACE] += torch.cat(((rows > 0).to(own), rows, rows**2, own**2, rows * own), 1)
+        self._ended = now
 
     @property
     def key(self) -> SiteKey:
@@ -113,9 +125,12 @@ class SiteSums:
         return other
 
     def with_sums_of(self, other: SiteSums) -> SiteSums:
-        """A copy with the rows of ``other`` as well, which has as many heads."""
+        """A copy with the rows of ``other`` as well, which has as many heads. Calls are no batches: how batches differ
+        is not known of it.
+        """
         both = deepcopy(self)
         both.add_sums(other._sums, other.queries, other.keys)
+        both._sums[:, SPREAD_PLACE] = 0.0
         return both
 
     def _has_sums(self, stats: AttentionStats) -> bool:

@@ -18,6 +18,7 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.forward import AttentionOrder, observation, run
 from attemper.monitor.kept_rows import KeepRows, RowKeeper
 from attemper.monitor.options import Scope
+from attemper.monitor.token_ids import TextDigest
 from attemper.readings.alarms import LIMITS
 from attemper.readings.calls import reasons
 from attemper.readings.limits import AlarmLimits, check_fewest_keys
@@ -185,6 +186,7 @@ class BlockScan:
         self._dropped: dict[SiteKey, str] = {}
         self._backends: dict[str, None] = {}
         self._tokens = self._texts = self._blocks = 0
+        self._digest = TextDigest()
 
     def go_on(self, part: Part) -> int:
         """Goes on after the blocks of an unfinished part; how many there are."""
@@ -194,6 +196,7 @@ class BlockScan:
         self._backends = dict.fromkeys(part.backends)
         self._collector.skipped |= {skip.name: skip.reason for skip in part.skipped}
         self._tokens, self._texts, self._blocks = shard.tokens, shard.texts or 0, shard.blocks or 0
+        self._digest = TextDigest(shard.digest)
         return self._blocks
 
     def read(self, batches: Iterable[Any], texts: int = 0, on_batch: Callable[[int], None] | None = None) -> None:
@@ -207,6 +210,9 @@ class BlockScan:
             self.batches += 1
             collector.take_batch(batch)
             run(f"scan: batch {self.batches}", self._model, batch, collector, self._order)
+            self._digest.add(batch)
+            for site in collector.sites.values():
+                site.end_batch()
             if on_batch is not None:
                 on_batch(done)
         self.last = collector.last
@@ -243,7 +249,7 @@ class BlockScan:
         sites = {key: site for key, site in self._sites.items() if key not in self._dropped}
         label = digest_label(sites) if index is None else f"{index}/{law['shards']}"
         cut = (self._texts, self._blocks) if "block" in law else (None, None)
-        shard = Shard(label, index, self._tokens, *cut)
+        shard = Shard(label, index, self._tokens, *cut, self._digest.value)
         summed = options.spans if "span_mass" in options.names else None
         spans = {} if summed is None else {"spans": spans_in_words(summed)}
         assert isinstance(options.limits, AlarmLimits)
@@ -258,5 +264,5 @@ class BlockScan:
             self._collector.skips({name for name, _, _ in sites}),
             self._dropped,
             options.text,
-            **provenance(self._model, date_of(time.time())),
+            **provenance(self._model, date_of(time.time()), self._collector.dtypes),
         )

@@ -65,6 +65,7 @@ _SCHEMAS: dict[str, Any] = {
     "int | None": (COUNT, None),
     "float | None": (float, None),
     "bool": bool,
+    "Mapping[str, float] | None": ({str: float}, None),
 }
 """What a field may hold, by its annotation. No whole number of a reading is below 0."""
 
@@ -72,7 +73,7 @@ _SCHEMAS: dict[str, Any] = {
 def check(annotation: str, value: Any, where: str) -> Any:
     """``value`` if it may stand in a field of this annotation. ``where`` is the place of the field, for errors."""
     check_document(value, _SCHEMAS[annotation], where)
-    return float(value) if "float" in annotation and value is not None else value
+    return float(value) if annotation == "float | None" and value is not None else value
 
 
 def _present(document: Any, name: str, where: str) -> Any:

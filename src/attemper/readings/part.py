@@ -39,6 +39,8 @@ class Shard:
     tokens: int
     texts: int | None = None
     blocks: int | None = None
+    digest: str | None = None
+    """Sum of hashes of the sequences, 16 hexadecimal digits; None where token ids were not seen."""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -134,7 +136,14 @@ class Part:
             versions=self.versions,
             missing_shards=label_list(self.missing) or None,
             computed_on="; ".join(self.computed_on) if len(self.computed_on) > 1 else None,
+            text_digest=_joint_digest(self.shards),
         )
+
+
+def _joint_digest(shards: Sequence[Shard]) -> str | None:
+    if any(shard.digest is None for shard in shards):
+        return None
+    return f"{sum(int(shard.digest or '', 16) for shard in shards) % 2**64:016x}"
 
 
 def add(one: Totals, two: Totals) -> Totals:
@@ -155,7 +164,7 @@ def level(parts: Sequence[Totals]) -> tuple[list[Totals], Modules, dict[SiteKey,
     modules, dropped = uneven([site.label for site in part.values()] for part in parts), {}
     found: list[Totals] = [] if modules else list(parts)
     for part in parts if modules else ():
-        calls = [replace(site, label=joint_label(site.label, modules)) for site in part.values()]
+        calls = [replace(site.without_spread(), label=joint_label(site.label, modules)) for site in part.values()]
         each: list[Totals] = [{site.key: site} for site in calls]
         dropped |= conflicts(each)
         found.append(reduce(add, each, {}))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from attemper.readings.json_schema import load as load_record
 from attemper.readings.part import Part, Segment, Shard, label_list, merge
 from attemper.readings.reading import Skipped
 from attemper.readings.sample import SiteLabel
-from attemper.readings.sums import SiteTotals, places
+from attemper.readings.sums import SPREAD, SiteTotals, places
 from attemper.statistics import COUNTED
 from attemper.text import clean_name
 
@@ -90,7 +91,12 @@ _PLAIN = (
 """Fields of ``Part`` that stand in the header as they are."""
 
 
-_SHARD = {"label": str, "index": (COUNT, None), "tokens": COUNT, "texts?": (COUNT, None), "blocks?": (COUNT, None)}
+_SHARD: dict[str, Any] = {
+    **dict.fromkeys(("index", "texts?", "blocks?"), (COUNT, None)),
+    "label": str,
+    "tokens": COUNT,
+    "digest?": (str, None),
+}
 _HEADER: dict[str, Any] = {
     **dict.fromkeys(("model", "model_hash"), str),
     **dict.fromkeys(("text", "date", "dtype", "revision"), (str, None)),
@@ -236,7 +242,7 @@ def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
     )
 
 
-LATER = tuple(part for name in ("missed_mass", *COUNTED) for part in (name, f"rows_of_{name}"))
+LATER = (*(part for name in ("missed_mass", *COUNTED) for part in (name, f"rows_of_{name}")), *SPREAD)
 """Columns that files of earlier versions do not have, and that are 0 there."""
 
 
@@ -269,7 +275,7 @@ def _counts(fewest_keys: int) -> list[int]:
     return [column for place in named for column in range(place.start, place.stop)]
 
 
-_COUNTED = ("empty", "nonfinite", "histogram")
+_COUNTED = ("empty", "nonfinite", "histogram", "batches")
 
 
 def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], fewest_keys: int) -> SiteTotals:
@@ -291,7 +297,10 @@ def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], fewest_
 
 
 def _shard(fields: Mapping[str, Any]) -> Shard:
-    return load_record(Shard, fields, "shard")
+    shard = load_record(Shard, fields, "shard")
+    if shard.digest is not None and not re.fullmatch("[0-9a-f]{16}", shard.digest):
+        raise InputError(f"shard.digest must be 16 hexadecimal digits, got {shard.digest!r:.60}")
+    return shard
 
 
 def is_json(path: Path) -> bool:

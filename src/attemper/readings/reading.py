@@ -42,6 +42,8 @@ class VisibleKeyBucket:
 
 
 _LISTS = ("normalized_entropy_histogram", "by_visible_keys")
+_SPREAD = ("batches", "standard_errors")
+"""How batches differ: in documents of scans that know it."""
 _BUCKET_ENDS = {"first": "from", "last": "to"}
 """Fields of a bucket that have another name in documents."""
 
@@ -95,9 +97,14 @@ class HeadReading:
     """Mean number that it should see, of the same rows; None where nothing declares it."""
     leaked_keys: float | None = None
     """Mean number of visible keys of other documents; None where the batch declares none."""
+    batches: int | None = None
+    """How many batches of a scan had rows of it; None of one batch, of a watch, and of scans of earlier versions."""
+    standard_errors: Mapping[str, float] | None = field(default=None, hash=False)
+    """Statistic -> standard error of its mean, by how the batches differ. ``logit_variance`` is in logit^2."""
 
     def to_dict(self) -> dict[str, Any]:
-        return vars(self) | {
+        plain = {name: value for name, value in vars(self).items() if value is not None or name not in _SPREAD}
+        return plain | {
             "normalized_entropy_histogram": list(self.normalized_entropy_histogram),
             "by_visible_keys": [bucket.to_dict() for bucket in self.by_visible_keys],
         }
@@ -210,7 +217,7 @@ class Reading:
     date: str | None = None
     """When it was read, in UTC: ``2026-01-31T09:30:00Z``."""
     dtype: str | None = None
-    """Type of the weights; several names, joined by commas, where they differ."""
+    """Type of the weights; several names, joined by commas, where they differ, or queries have another (autocast)."""
     revision: str | None = None
     """The commit of a hub model, where it is known."""
     versions: Mapping[str, str] | None = field(default=None, hash=False)
@@ -221,6 +228,8 @@ class Reading:
     """Shards of the whole that are not in a merged reading: ``3/64, 17/64 to 19/64``."""
     computed_on: str | None = None
     """Processors, threads and versions of torch, where the parts of a merged reading differ in them."""
+    text_digest: str | None = None
+    """Of the token ids of all sequences, whatever the batches and the order; None where it is not known."""
 
     @property
     def heads(self) -> tuple[HeadReading, ...]:
@@ -329,7 +338,7 @@ def number(value: float) -> float | None:
 
 HEAD_COLUMNS = (
     *("site", "layer", "kind", "mode"),
-    *(one.name for one in fields(HeadReading) if one.name not in ("layer", *_LISTS)),
+    *(one.name for one in fields(HeadReading) if one.name not in ("layer", *_LISTS, *_SPREAD)),
 )
 """Columns of a table with a row for each head: its place, and every number but histogram and buckets."""
 

@@ -32,7 +32,14 @@ OTHERS = tuple(name for name in MEANS if name not in COLUMNS)
 CURVES = tuple(name for name in BINNED if name.startswith("curve_"))
 ENOUGH_KEYS = tuple(f"judged_{name}" for name in CURVES)
 """The curves of rows that see enough keys, where a bucket would hold others, too."""
-NUMBERS = (*COLUMNS, *BINNED, "rows_without_weight", *OTHERS, *(f"rows_of_{name}" for name in OTHERS))
+ERRORS = tuple(name for name in MEANS if name in COLUMNS)
+"""Statistics of which a scan keeps how batches differ."""
+SPREAD = (
+    *("batches", "batched", "batched_squares"),
+    *(f"{kind}_{name}" for kind in ("squares", "joint") for name in ERRORS),
+)
+"""Over batches, of which one has r rows and the sums s: how many there are, and the sums of r, r^2, s^2 and s r."""
+NUMBERS = (*COLUMNS, *BINNED, "rows_without_weight", *OTHERS, *(f"rows_of_{name}" for name in OTHERS), *SPREAD)
 """What stands in the array, in this order; ``ENOUGH_KEYS`` follow where they are needed."""
 _ROWS_OF = {name.removeprefix("rows_of_"): name for name in NUMBERS if name.startswith("rows_of_")}
 """Statistic -> the number of its rows, where they are not those of all others."""
@@ -60,6 +67,10 @@ def width(fewest_keys: int) -> int:
     return max(place.stop for place in places(fewest_keys).values())
 
 
+SPREAD_PLACE = slice(places(1)[SPREAD[0]].start, places(1)[SPREAD[-1]].stop)
+"""Where ``SPREAD`` stands, whatever ``fewest_keys``."""
+
+
 @dataclass(frozen=True, eq=False)
 class SiteTotals:
     """Sums over all rows that a site has shown, on the host."""
@@ -75,6 +86,12 @@ class SiteTotals:
     @property
     def key(self) -> SiteKey:
         return self.label.key
+
+    def without_spread(self) -> SiteTotals:
+        """The same without how batches differ: calls that are joined are no batches."""
+        sums = self.sums.copy()
+        sums[:, SPREAD_PLACE] = 0.0
+        return replace(self, sums=sums)
 
     def plus(self, other: SiteTotals) -> SiteTotals:
         """The rows of both. ``other`` is of the same site and has as many heads."""
@@ -108,7 +125,7 @@ def site_reading(
 
 
 def _head(head: int, sums: Mapping[str, Sequence[float]], layer: int | None, fewest_keys: int) -> HeadReading:
-    buckets = tuple(_buckets(sums, fewest_keys))
+    buckets, errors = tuple(_buckets(sums, fewest_keys)), _standard_errors(sums)
     return HeadReading(
         head=head,
         normalized_entropy_histogram=tuple(map(int, sums["histogram"])),
@@ -118,6 +135,8 @@ def _head(head: int, sums: Mapping[str, Sequence[float]], layer: int | None, few
         nonfinite_rows=int(sums["nonfinite"][0]),
         layer=layer,
         judged=any(bucket.first >= fewest_keys for bucket in buckets),
+        batches=None if errors is None else int(sums["batches"][0]),
+        standard_errors=errors,
         **{field: _number(STATISTIC_OF[field], shown.reduction, sums) for field, shown in SHOWN.items()},
     )
 
@@ -153,6 +172,22 @@ def _number(name: str, reduction: Reduction, sums: Mapping[str, Sequence[float]]
     rows = _rows_of(name, sums)
     mean = number(sums[name][0] / rows) if rows else None
     return math.sqrt(mean) if mean is not None and reduction is Reduction.ROOT_OF_MEAN else mean
+
+
+def _standard_errors(sums: Mapping[str, Sequence[float]]) -> dict[str, float] | None:
+    """sqrt(B / (B - 1) sum (s - m r)^2) / sum r of each mean m = sum s / sum r, over B batches; None where there are
+    not two, or rows of which no batch is known.
+    """
+    batches, rows, squares = (sums[name][0] for name in SPREAD[:3])
+    if batches < 2 or not rows or rows != sums["rows"][0] - sums["rows_without_weight"][0]:
+        return None
+    found = {}
+    for name in ERRORS:
+        mean = sums[name][0] / rows
+        apart = sums[f"squares_{name}"][0] - 2 * mean * sums[f"joint_{name}"][0] + mean * mean * squares
+        if math.isfinite(apart):
+            found[name] = math.sqrt(max(apart, 0.0) * batches / (batches - 1)) / rows
+    return found
 
 
 def _rows_of(name: str, sums: Mapping[str, Sequence[float]]) -> float:

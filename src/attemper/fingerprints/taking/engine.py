@@ -21,11 +21,12 @@ from attemper.documents import read_safetensors
 from attemper.errors import InputError
 from attemper.fingerprints.record import Fingerprint
 from attemper.fingerprints.site import ROWS, SiteFingerprint, chosen_sequences
-from attemper.fingerprints.taking.fingerprint import check_heads, hash_of_tokens
+from attemper.fingerprints.taking.fingerprint import check_heads
 from attemper.fingerprints.taking.rows import SeenAttention, of_sequences
 from attemper.fingerprints.taking.scale import fit_output, fit_scores
 from attemper.fingerprints.taking.site import CallRows, SiteRows
 from attemper.monitor.checked_model import versions
+from attemper.monitor.token_ids import hash_of_tokens
 from attemper.statistics import ONE_PASS
 from attemper.text import clean_name, count
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +26,7 @@ from attemper.monitor.checked_model import check_model, provenance, title, why_n
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import observation, run
 from attemper.monitor.options import Scope
+from attemper.monitor.token_ids import hash_of_tokens, sequences_of
 from attemper.readings.labels import JOINED
 from attemper.sites.find import all_sites
 from attemper.sites.identity import Places
@@ -294,33 +294,7 @@ def _sequences(batch: Any) -> int:
     return tensors[0].shape[0] if tensors else 1
 
 
-def _ids(batch: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The token ids [B, tokens] that a batch holds, and its mask."""
-    if isinstance(batch, Mapping):
-        named = {str(key): part for key, part in batch.items() if isinstance(part, Tensor)}
-        ids = named.get("input_ids", next((p for key, p in named.items() if key.endswith("input_ids")), None))
-        return ids, named.get("attention_mask")
-    parts = batch if isinstance(batch, tuple | list) else (batch,)
-    whole = (part for part in parts if isinstance(part, Tensor) and part.dim() == 2 and not part.is_floating_point())
-    return next(whole, None), None
-
-
 def _hash(batches: Iterable[Any], *, whole: bool = False) -> str | None:
     """A hash of the token ids of every sequence, padding left out unless ``whole``; None where there are no ids."""
-    rows: list[Tensor] = []
-    for batch in batches:
-        ids, mask = _ids(batch)
-        if ids is None:
-            return None
-        masked = mask is not None and mask.shape == ids.shape and not whole
-        rows += [row[mask[number].bool()] if masked and mask is not None else row for number, row in enumerate(ids)]
-    return hash_of_tokens(rows)
-
-
-def hash_of_tokens(rows: Iterable[Tensor]) -> str:
-    """A hash of the token ids of sequences, each [tokens]."""
-    digest = hashlib.blake2b(digest_size=16)
-    for row in rows:
-        numbers = row.detach().cpu().to(torch.int64)
-        digest.update(len(numbers).to_bytes(8, "little") + numbers.numpy().tobytes())
-    return digest.hexdigest()
+    found = [sequences_of(batch, whole=whole) for batch in batches]
+    return None if None in found else hash_of_tokens(row for rows in found for row in rows or ())
