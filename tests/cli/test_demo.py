@@ -48,7 +48,7 @@ def test_without_a_terminal_it_prints_plain_lines_and_leaves_a_page(trained: Run
     assert "trained 40 steps" in out
     assert f"run: {folder.relative_to(tmp_path)}" in out
     assert "attention: no alarm that is a warning or worse" in out
-    assert "plain alarm of the loss (mean of 20 steps over 1.25 times its lowest): it rang at no step" in out
+    assert "loss: no alarm that is a warning or worse" in out
 
 
 def test_json_is_one_document_on_stdout(trained: Run, tmp_path: Path):
@@ -119,7 +119,7 @@ def test_an_interrupt_ends_it_with_a_line_that_names_the_run(trained: Run, monke
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo.LossAlarm, "feed", interrupted)
+    monkeypatch.setattr(demo, "Progress", interrupted)
     code, out, err = trained("--store", "mine")
     assert (code, out) == (130, "")
     assert "attemper: interrupted; what was seen so far is in mine: attemper show mine" in err

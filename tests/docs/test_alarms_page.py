@@ -16,6 +16,7 @@ from research.early_warning.tables import experiment
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "alarms.md").read_text("utf-8")
+CHINESE = (DOCS / "alarms.zh-CN.md").read_text("utf-8")
 MATHS = (DOCS / "maths.md").read_text("utf-8")
 
 
@@ -24,9 +25,8 @@ def limit(kind: AlarmKind) -> str:
     if kind.limit is None:
         return "above 0; ends at 0"
     above = (laws.LAWS[kind.law].side or kind.side) == "above"
-    end = kind.limit * (1 - kind.release if above else 1 + kind.release)
     floor = "" if kind.floor is None else f", where it is {kind.side} {kind.floor:g}"
-    return f"{'above' if above else 'below'} {kind.limit:g} {kind.unit}{floor}; ends at {end:.4g}"
+    return f"{'above' if above else 'below'} {kind.limit:g} {kind.unit}{floor}; ends at {kind.end(kind.limit, above):.4g}"
 
 
 def row(kind: AlarmKind) -> str:
@@ -37,6 +37,14 @@ def row(kind: AlarmKind) -> str:
 def test_the_table_is_the_list():
     written = [line for line in PAGE.splitlines() if line.startswith("| `")]
     assert written == [row(kind) for kind in ALARMS], "\n".join(map(row, ALARMS))
+
+
+def test_the_chinese_table_has_the_same_limits():
+    rows = [line.split(" | ") for line in CHINESE.splitlines() if line.startswith("| `")]
+    numbers = {cells[0].strip("| `"): set(map(float, re.findall(r"[\d.]+", cells[3]))) for cells in rows}
+    assert list(numbers) == [kind.name for kind in ALARMS]
+    for kind in ALARMS:
+        assert numbers[kind.name] >= set(map(float, re.findall(r"(?<!\w)[\d.]+", limit(kind)))) - {0.0}
 
 
 @pytest.mark.parametrize("page", ["alarms.md", "alarms.zh-CN.md"])

@@ -77,11 +77,11 @@ def noise(samples: int, heads: int, every: int = 10, seed: int = 0) -> Iterator[
 
 
 def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
-    found = judge(series("max_logit", [90, 101, 99, 130, 85, 79, 60]))
+    found = judge(series("max_logit", [90, 101, 99, 130, 55, 49, 40]))
     (alarm,) = [one for one in found if one.kind == "logits"]
     assert (alarm.since, alarm.ended, alarm.step, alarm.value, alarm.limit) == (10, 50, 10, 101.0, 100.0)
     assert alarm.message == "layers.0 head 0: largest logit 101.0 (it was 90 at step 0)"
-    assert (alarm.worst, alarm.worst_step, alarm.latest, alarm.latest_step) == (130.0, 30, 85.0, 40)
+    assert (alarm.worst, alarm.worst_step, alarm.latest, alarm.latest_step) == (130.0, 30, 55.0, 40)
     assert told(judge(series("max_logit", [90, 100, 90])), "logits") == []
 
 
@@ -117,7 +117,7 @@ def test_a_head_has_fallen_below_its_share_of_the_baseline_and_not_at_it():
     limits = {"fallen": 0.25, "collapsed": None, "falling": None}
     assert judge(series(ENTROPY, [0.5, 0.5, 0.125]), limits) == ()
     below = float(np.nextafter(np.float32(0.125), np.float32(0)))
-    (alarm,) = judge(series(ENTROPY, [0.5, 0.5, below, 0.18, 0.2]), limits)
+    (alarm,) = judge(series(ENTROPY, [0.5, 0.5, below, 0.34, 0.36]), limits)
     assert (alarm.kind, alarm.head, alarm.severity, alarm.since, alarm.ended) == ("fallen", 0, "notice", 20, 40)
     assert (alarm.value, alarm.limit) == (below, 0.125)
     found = "layers.0 head 0: normalised entropy has fallen from 0.5 at first to 0.12 (it was 0.5 at step 10)"
@@ -272,6 +272,14 @@ def test_heads_that_fell_before_their_layer_end_in_its_alarm_and_ring_again_if_i
         [("layer_fallen", None, 40, 60), ("fallen", 0, 60, None)],
     ]
     assert told(one.alarms) == [("fallen", 0, 30, 40), ("layer_fallen", None, 40, 60), ("fallen", 0, 60, None)]
+
+
+@pytest.mark.parametrize(("limit", "end"), [(0.1, 0.7), (0.3, 0.7), (0.6, 0.9)])
+def test_a_layer_that_stays_near_its_limit_rings_once_until_it_is_back(limit: float, end: float):
+    near = [limit * share for share in (0.9, 1.1) * 20] + [end - 0.05, end + 0.05]
+    found = judge(collapsing([1] * 5 + near), limits={"layer_fallen": limit, "fallen": None, "falling": None})
+    ours = told(found, "layer_fallen")
+    assert ours == [("layer_fallen", None, 50, 10 * (5 + len(near) - 1))]
 
 
 def test_a_site_with_one_head_has_no_alarm_of_the_layer():

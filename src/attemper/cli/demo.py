@@ -18,11 +18,12 @@ from attemper.text import clean, clean_name, count
 
 if TYPE_CHECKING:
     from attemper.lab.trained.demo import DemoRun, Outcome
+    from attemper.readings.reading import Alarm
 
 STEPS = 800
 """About a minute of training on two cores."""
 FEWEST_STEPS = 40
-"""The plain alarm of the loss knows its first mean after 20."""
+"""Fewer show no curve."""
 
 
 class Injection(StrEnum):
@@ -100,25 +101,24 @@ def _new_folder(store: Path | None) -> Path:
 
 def _lines(outcome: Outcome, folder: Path, page: Path) -> list[str]:
     """What is printed at the end."""
-    first = outcome.attention_alarm
-    attention = (
-        "attention: no alarm that is a warning or worse"
-        if first is None
-        else f"attention: first alarm at step {first.since}, {first.severity} {first.kind}: {clean(first.message)}"
-    )
-    loss = "it rang at no step" if outcome.loss_alarm is None else f"it rang at step {outcome.loss_alarm}"
     return [
         f"trained {count(outcome.steps, 'step')} in {outcome.seconds:.0f} s, loss {outcome.loss:.3f} nats a byte",
-        attention,
-        f"plain alarm of the loss (mean of 20 steps over 1.25 times its lowest): {loss}",
+        f"attention: {_first(outcome.attention_alarm)}",
+        f"loss: {_first(outcome.loss_alarm)}",
         f"run: {clean_name(folder)} (attemper show {clean_name(folder)})",
         f"page: {clean_name(page)}",
     ]
 
 
+def _first(alarm: Alarm | None) -> str:
+    if alarm is None:
+        return "no alarm that is a warning or worse"
+    return f"first alarm at step {alarm.since}, {alarm.severity} {alarm.kind}: {clean(alarm.message)}"
+
+
 def _document(run: DemoRun, outcome: Outcome, folder: Path, page: Path) -> dict[str, Any]:
     """The document of ``--json``."""
-    first = outcome.attention_alarm
+    attention, loss = outcome.attention_alarm, outcome.loss_alarm
     return {
         "schema": 1,
         "run": str(folder),
@@ -128,7 +128,7 @@ def _document(run: DemoRun, outcome: Outcome, folder: Path, page: Path) -> dict[
         "steps": outcome.steps,
         "seconds": round(outcome.seconds, 3),
         "loss": outcome.loss if math.isfinite(outcome.loss) else None,
-        "attention_alarm": None if first is None else first.since,
-        "loss_alarm": outcome.loss_alarm,
+        "attention_alarm": None if attention is None else attention.since,
+        "loss_alarm": None if loss is None else loss.since,
         "alarms": [asdict(alarm) for alarm in outcome.alarms],
     }

@@ -78,11 +78,6 @@ def largest_logit(site: SiteReading) -> float | None:
     return max((head.max_logit for head in site.heads if head.max_logit is not None), default=None)
 
 
-def loss_line(step: int) -> str:
-    """What is printed where the loss itself rings."""
-    return f"step {step}: the plain alarm of the loss"
-
-
 class Lines:
     """Plain lines."""
 
@@ -90,8 +85,6 @@ class Lines:
         self._steps, self._every = run.steps, max(run.every, run.steps // LINES // run.every * run.every)
 
     def show(self, progress: Progress) -> None:
-        if progress.loss_rings:
-            say(loss_line(progress.step))
         scan = progress.scan
         if scan is None or (progress.step % self._every and progress.step < self._steps - 1):
             return
@@ -118,8 +111,6 @@ class Curves:
 
     def show(self, progress: Progress) -> None:
         self._losses.append(progress.loss)
-        if progress.loss_rings:
-            self.note(loss_line(progress.step))
         for site in progress.scan.sites if progress.scan else ():
             self._entropies.setdefault(site.name, []).append(entropy(site))
             self._logits.setdefault(site.name, []).append(largest_logit(site))

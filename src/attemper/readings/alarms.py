@@ -62,6 +62,8 @@ class AlarmKind:
     """A name of ``laws.LAWS``: what is held against the limit."""
     release: float = 0.1
     """It ends where the value comes back by this share of the limit, so that one alarm is one alarm."""
+    until: float | None = None
+    """Nor does it end before there: for heads that stay near the limit, and would cross it with each batch."""
     least_rows: int = 1
     """A reading of fewer rows is not judged."""
     floor: float | None = None
@@ -139,6 +141,14 @@ class AlarmKind:
         bound = 0.0 if limit is None else limit
         return value < bound if self.side == "below" else value > bound
 
+    def end(self, limit: float, above: bool) -> float:
+        """Where an alarm that rings above (or below) ``limit`` ends; an infinite limit never rings."""
+        if math.isinf(limit):
+            return limit
+        room = self.release * abs(limit)
+        back = limit - room if above else limit + room
+        return back if self.until is None else (min if above else max)(back, self.until)
+
     def alarm(
         self,
         site: str,
@@ -199,7 +209,7 @@ ALARMS = (
         side="below",
         limit=0.05,
         unit="of log n",
-        release=0.5,
+        release=1.0,
         severity="notice",
         message="normalised entropy {value:.3f} is very low",
         clause=("is nearly one-hot", "are nearly one-hot"),
@@ -230,7 +240,7 @@ ALARMS = (
         limit=100.0,
         unit="score",
         judged=False,
-        release=0.2,
+        release=0.5,
         severity="warning",
         message="largest logit {value:.1f}",
         clause=("has logits", "have logits"),
@@ -262,6 +272,7 @@ ALARMS = (
         limit=0.1,
         unit="of the baseline",
         release=0.5,
+        until=0.7,
         least_rows=8,
         whole=True,
         severity="warning",
@@ -301,6 +312,7 @@ ALARMS = (
         limit=0.02,
         unit="of the baseline",
         release=0.5,
+        until=0.7,
         least_rows=8,
         severity="notice",
         message="normalised entropy has fallen from {before:.2g} at first to {value:.2g}",

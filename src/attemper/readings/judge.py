@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
@@ -207,11 +208,10 @@ class Judge:
         at = [self.limits.at(site.name) for site in self._columns.sites]
         for kind in OF_HEADS:
             limits = [0.0 if kind.limit is None else one[kind.name] for one in at]
-            bounds = np.array([np.nan if limit is None else limit for limit in limits])
-            # An infinite limit never rings, so it needs no room in which an alarm ends.
-            margins = np.where(np.isinf(bounds), 0.0, kind.release * np.abs(bounds))
-            self._bounds[kind.name] = bounds[self._columns.site]
-            self._ends[kind.name] = (bounds - margins if rings_above(kind) else bounds + margins)[self._columns.site]
+            bounds = [math.nan if limit is None else limit for limit in limits]
+            ends = [kind.end(bound, rings_above(kind)) for bound in bounds]
+            self._bounds[kind.name] = np.array(bounds)[self._columns.site]
+            self._ends[kind.name] = np.array(ends)[self._columns.site]
         speeds = [self._bounds[kind.name] for kind in OF_HEADS if kind.law == "doubling_time"]
         span = np.fmax.reduce([np.full(len(self._columns), float(SPAN)), *speeds])
         for memory in self._memories.values():

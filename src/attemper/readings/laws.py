@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-VERSION = 4
+VERSION = 5
 """Of the laws and of how they are applied. Raise it with each change that gives a run other alarms: a stored run keeps
 what was judged, and readers take nothing of another version.
 """

@@ -101,7 +101,7 @@ class LossJudge:
         measure, figures = measure[before:], figures[:, before:]
         begins = (measure > self._limit) & ~(np.append(self._measure, measure[:-1]) > measure)
         self._measure = measure[-1] if len(measure) else self._measure
-        ends = measure <= self._limit * (1 - SPIKE.release)
+        ends = measure <= SPIKE.end(self._limit, above=True)
         return changed + self._follow(SPIKE.name, steps, begins, ends, figures, measure)
 
     def _follow(

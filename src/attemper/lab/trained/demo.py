@@ -2,15 +2,13 @@
 
 The learning rate of a healthy run falls along half a cosine. With ``inject="collapse"`` it rises instead from the
 middle on, in a straight line to 30 times its peak. Attention goes first: within some tens of steps entropy falls and
-logits grow in every layer, while the loss rises slowly. A plain alarm of the loss rings later, or never.
+logits grow in every layer, while the loss rises slowly. The alarm of the loss rings later, or never.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -20,12 +18,14 @@ from attemper.lab.experiment import one_thread
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.training import Run, one_step, start
 from attemper.monitor.watch import watch
-from attemper.readings.alarms import is_heard
+from attemper.readings.alarms import KINDS, is_heard
 from attemper.readings.reading import Alarm
 from attemper.results.scan import Scan
 
 RAISED = 30.0
 """The last learning rate of an injected collapse, as a multiple of the peak of the healthy run."""
+RECENT = 20
+"""Losses whose mean is the last loss."""
 
 
 @dataclass(frozen=True)
@@ -46,35 +46,6 @@ class DemoRun(Run):
         return healthy + (RAISED * self.rate - healthy) * done
 
 
-class LossAlarm:
-    """The plain alarm of a loss: its mean over 20 steps is 1.25 times the lowest such mean so far, or it is no number.
-
-    Attributes:
-        step: at which it rang; None before.
-    """
-
-    WINDOW = 20
-    FACTOR = 1.25
-
-    def __init__(self) -> None:
-        self.step: int | None = None
-        self._last: deque[float] = deque(maxlen=self.WINDOW)
-        self._lowest = math.inf
-
-    def feed(self, step: int, loss: float) -> bool:
-        """Whether it rings first at this step."""
-        if self.step is not None:
-            return False
-        self._last.append(loss)
-        mean = fmean(self._last)
-        if len(self._last) == self.WINDOW and math.isfinite(mean):
-            self._lowest = min(self._lowest, mean)
-        if math.isfinite(mean) and mean <= self.FACTOR * self._lowest:
-            return False
-        self.step = step
-        return True
-
-
 @dataclass(frozen=True)
 class Progress:
     """What is known after a step."""
@@ -85,8 +56,6 @@ class Progress:
     rate: float
     scan: Scan | None
     """What attention looked like; None where the step was not sampled."""
-    loss_rings: bool
-    """Whether the alarm of the loss rang at this step."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +67,7 @@ class Outcome:
     loss: float
     """Mean of the last 20 losses, in nats a byte."""
     alarms: tuple[Alarm, ...]
-    """Every alarm of attention, in the order in which they began."""
-    loss_alarm: int | None
-    """The step at which the alarm of the loss rang; None if it did not."""
+    """Every alarm of attention and of the loss, in the order in which they began."""
     scan: Scan
     """The last sample."""
     seconds: float
@@ -108,7 +75,16 @@ class Outcome:
     @property
     def attention_alarm(self) -> Alarm | None:
         """The first alarm of attention that is a warning or worse."""
-        return next((alarm for alarm in self.alarms if is_heard(alarm)), None)
+        return self._first(of_loss=False)
+
+    @property
+    def loss_alarm(self) -> Alarm | None:
+        """The first alarm of the loss that is a warning or worse."""
+        return self._first(of_loss=True)
+
+    def _first(self, of_loss: bool) -> Alarm | None:
+        heard = (alarm for alarm in self.alarms if is_heard(alarm))
+        return next((alarm for alarm in heard if KINDS[alarm.kind].of_loss == of_loss), None)
 
 
 @one_thread()
@@ -132,18 +108,17 @@ def run_demo(
         InputError: this Python came without the sources of its library.
     """
     corpus, (state, control) = corpus or standard_library(), start(run)
-    alarm, before, losses = LossAlarm(), time.monotonic(), state.curve.losses
+    before, losses = time.monotonic(), state.curve.losses
     with watch(state.model, every=run.every, store=store) as watching:
         while state.step < run.steps:
             step, trained = state.step, one_step(run, corpus, state, control)
             scan = watching.table() if step % run.every == 0 else None
-            watching.step(step)
-            on_step(Progress(step, losses[-1], run.learning_rate(step), scan, alarm.feed(step, losses[-1])))
+            watching.step(step, loss=losses[-1])
+            on_step(Progress(step, losses[-1], run.learning_rate(step), scan))
             if not trained:
                 break
             state.step += 1
         last = watching.table()
     with watching.run as stored:
         alarms = tuple(stored.alarms())
-    loss = fmean(losses[-LossAlarm.WINDOW :])
-    return Outcome(len(losses), loss, alarms, alarm.step, last, time.monotonic() - before)
+    return Outcome(len(losses), fmean(losses[-RECENT:]), alarms, last, time.monotonic() - before)
