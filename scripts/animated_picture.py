@@ -68,6 +68,7 @@ class Told:
     entropies: list[list[list[float]]] = field(default_factory=list)
     loss: float = 0.0
     alarm: dict[str, Any] | None = None
+    loss_alarm: int | None = None
 
 
 def told(steps: int, intervention: str) -> Told:
@@ -87,6 +88,7 @@ def told(steps: int, intervention: str) -> Told:
     found.loss = outcome.loss
     if (alarm := outcome.attention_alarm) is not None:
         found.alarm = {"step": alarm.since, "head": alarm.head, "site": alarm.site, "message": alarm.message}
+    found.loss_alarm = None if outcome.loss_alarm is None else outcome.loss_alarm.since
     return found
 
 
@@ -170,8 +172,9 @@ def foot(both: Sequence[Told], places: tuple[int, int | None]) -> str:
     plain, held = both
     if places[1] is not None:
         end = places[1] == len(held.steps) - 1
+        rang = "No alarm" if held.alarm is None else f"An alarm at step {held.alarm['step']}"
         said = (
-            f"<b>Held.</b> No alarm; loss {held.loss:.2f} instead of {plain.loss:.2f} nats a byte."
+            f"<b>Held.</b> {rang}; loss {held.loss:.2f} instead of {plain.loss:.2f} nats a byte."
             if end
             else "The same training, to the seed, with one line more (and thermostat.step() in the loop):"
         )
@@ -180,7 +183,8 @@ def foot(both: Sequence[Told], places: tuple[int, int | None]) -> str:
     if alarm is None or plain.steps[places[0]] < alarm["step"]:
         command = f"$ attemper demo --inject collapse --steps {plain.steps[-1] + plain.steps[1]}"
         return f'<div class="foot"><code>{command}</code></div>'
-    later = "" if places[0] < len(plain.steps) - 1 else " The loss alone rang no alarm."
+    loss = "The loss rang no alarm." if plain.loss_alarm is None else f"The loss rang at step {plain.loss_alarm}."
+    later = "" if places[0] < len(plain.steps) - 1 else f" {loss}"
     return (
         f'<div class="foot alarm"><p><b>Alarm at step {alarm["step"]}.</b>{later}</p>'
         f"<code>{escape(alarm['message'])}</code></div>"

@@ -85,6 +85,12 @@ def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
     assert told(judge(series("max_logit", [90, 100, 90])), "logits") == []
 
 
+@pytest.mark.parametrize(("begins", "threshold"), [(101.0, "50.5"), (39_000.0, "100")])
+def test_the_line_names_half_of_the_largest_logit_and_at_most_a_hundred(begins: float, threshold: str):
+    (alarm,) = [one for one in judge(series("max_logit", [12, begins])) if one.kind == "logits"]
+    assert f"attemper.QKClip(model, threshold={threshold})" in alarm.advice
+
+
 def test_growth_is_a_warning_before_the_level_with_its_doubling_time():
     """From 5 the value doubles every 12 steps: from 50 on that is alarming, and past 100 the level is."""
     values = [5.0] * 10 + [5.0 * 2 ** (step / 12) for step in range(0, 80, 4)]

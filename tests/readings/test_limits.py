@@ -225,12 +225,12 @@ REMEDIED = ("logits", "layer_fallen", "falling", "logit_growth")
 @pytest.mark.parametrize("kind", ALARMS, ids=lambda kind: kind.name)
 def test_each_warning_of_a_run_ends_with_the_line_that_holds_it_or_says_that_none_does(kind: AlarmKind) -> None:
     figures = {"now": 1.0, "before": 1.0, "total": 1.0}
-    given = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "half": 27.46}, step=40, since=40)
+    given = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "threshold": 27.46}, step=40, since=40)
     if kind.severity == "notice":
         assert given.advice == kind.advice
     elif kind.name in REMEDIED:
         assert given.advice.endswith("attemper.QKClip(model, threshold=27.5), with its step() after the optimizer's.")
-        unknown = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "half": math.nan}, step=40, since=40)
+        unknown = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "threshold": math.nan}, step=40, since=40)
         assert "attemper.QKClip(model, threshold=...)" in unknown.advice
     else:
         assert re.search(r"No line of ours helps: .* step 40\.$", given.advice)

@@ -53,8 +53,8 @@ class AlarmKind:
     """The name on the card of the page."""
     advice: str
     line: str = ""
-    """The one line that holds it for this model: the end of its advice in a run. A format of ``step`` and of ``half``
-    the largest logit that its heads have as it begins. Empty for a notice.
+    """The one line that holds it for this model: the end of its advice in a run. A format of ``step`` and of
+    ``threshold``. Empty for a notice.
     """
     unit: str = ""
     """Of its limit."""
@@ -163,24 +163,27 @@ class AlarmKind:
 
         Args:
             origin: an earlier value of the statistic and its step, if it changed.
-            figures: ``now``, ``before`` and ``total``, for the message; ``half``, for the line.
+            figures: ``now``, ``before`` and ``total``, for the message; ``threshold``, for the line.
             history: ``step`` and the fields of ``Alarm`` after it.
         """
         place = site if head is None else f"{site} head {head}"
         said = self.message.format(value=value, **(figures or {}))
         pace = "" if origin is None else f" (it was {origin[0]:.3g} at step {origin[1]})"
         told = (site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}")
-        return Alarm(*told, self.advice_of((figures or {}).get("half", math.nan), history.get("step")), **history)
+        return Alarm(*told, self.advice_of((figures or {}).get("threshold", math.nan), history.get("step")), **history)
 
-    def advice_of(self, half: float, step: int | None) -> str:
+    def advice_of(self, threshold: float, step: int | None) -> str:
         """What to do, with the line of this run; of a scan, which has no step, without."""
         if not self.line or step is None:
             return self.advice
-        threshold = "..." if math.isnan(half) else f"{half:.3g}"
-        return f"{self.advice} {self.line.format(half=threshold, step=step)}"
+        said = "..." if math.isnan(threshold) else f"{threshold:.3g}"
+        return f"{self.advice} {self.line.format(threshold=said, step=step)}"
 
 
-_CLIP = "This line holds it: attemper.QKClip(model, threshold={half}), with its step() after the optimizer's."
+_CLIP = (
+    "This line holds it, unless queries or keys are normalised: attemper.QKClip(model, threshold={threshold}), with "
+    "its step() after the optimizer's."
+)
 _CHANGED = "No line of ours helps: {what} changed at step {{step}}."
 _SHARP = (
     "If the loss suffers too, lower the learning rate, or hold its entropy by a temperature above 1, a penalty on "

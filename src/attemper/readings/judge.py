@@ -25,6 +25,8 @@ UNIFORM = KINDS["diffuse"]
 """What most heads of an untrained model are."""
 LOGITS = KINDS["logits"].quantity
 """What the line that holds an alarm is said in."""
+MOST_CLIPPED = 100.0
+"""The largest threshold that the line names: that of Kimi K2, which the remedies' table was made with."""
 WHOLE_FIRST = sorted(OF_HEADS, key=lambda kind: not kind.whole)
 """In the order of judging: where a whole site rings, its heads raise no alarm of their own."""
 MOST_ENDED = 10_000
@@ -374,7 +376,12 @@ class Judge:
             first[value],
             limit * first[BEFORE] if limit is not None and value == NOW else limit,
             origin,
-            {"now": first[NOW], "before": first[BEFORE], "total": first[TOTAL], "half": first[LOGIT] / 2},
+            {
+                "now": first[NOW],
+                "before": first[BEFORE],
+                "total": first[TOTAL],
+                "threshold": min(first[LOGIT] / 2, MOST_CLIPPED),
+            },
             step=int(first[STEP]),
             since=int(first[STEP]),
             ended=ended,
