@@ -38,7 +38,21 @@ def without_wrapper_kind(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_lazy_check(patch: pytest.MonkeyPatch) -> None:
-    """Torch asks no more whether a module has lazy parameters."""
+    """Torch does not ask whether a module has lazy parameters, and has no method for it."""
+    own = eval_frame.OptimizedModule._initialize
+
+    def initialize(wrapper: Any) -> None:
+        fields = vars(wrapper._orig_mod)
+        asked = {name: fields.pop(name) for name in ("_initialize_hook",) if name in fields}
+        own(wrapper)
+        fields |= asked
+
+    patch.setattr(eval_frame.OptimizedModule, "_initialize", initialize)
+    patch.delattr(eval_frame.OptimizedModule, "_call_lazy_check")
+
+
+def without_question(patch: pytest.MonkeyPatch) -> None:
+    """Torch has the method, and does not ask."""
 
     def ask(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
         return wrapper._forward(*args, **kwargs)
@@ -121,9 +135,19 @@ def test_without_compiled_calls_an_eager_model_is_read_without_a_word(monkeypatc
     assert (said, watch.sampled) == ([], 3)
 
 
-@pytest.mark.parametrize("remove", [without_lazy_check, without_kept_forward])
-def test_a_wrapper_that_does_not_show_itself_is_found_at_the_end_of_the_first_step(
-    remove: Break, monkeypatch: pytest.MonkeyPatch
+WRAPPER = "torch._dynamo.eval_frame.OptimizedModule"
+
+
+@pytest.mark.parametrize(
+    ("remove", "names"),
+    [
+        (without_lazy_check, [f"{WRAPPER}._call_lazy_check"]),
+        (without_kept_forward, [f"{WRAPPER}._forward"]),
+        (without_question, []),
+    ],
+)
+def test_a_wrapper_that_does_not_show_itself_is_found_at_the_end_of_the_first_step_and_a_missing_name_told(
+    remove: Break, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove(monkeypatch)
     model = Own()
@@ -134,6 +158,9 @@ def test_a_wrapper_that_does_not_show_itself_is_found_at_the_end_of_the_first_st
         return compiled[0]
 
     said, watch = told(model, compile_once)
-    assert said == []
+    assert [line.partition(" has no ")[2] for line in said] == [
+        f"{name}, by which a watch meets compiled code. The first step was not seen; the second is sampled instead."
+        for name in names
+    ]
     assert watch.table().sites[0].heads[0].rows == 12
     assert watch.history("entropy_nats", "Own", 0).steps.tolist() == [1, 2]

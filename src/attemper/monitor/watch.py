@@ -26,11 +26,13 @@ from attemper.monitor.hooks import RefusedError, call_of, note, quietly
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.passes import Passes
 from attemper.monitor.recorder import Recorder
+from attemper.monitor.shadow import lacking
 from attemper.monitor.snapshot import SampleReadings
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading
 from attemper.results.scan import Scan
 from attemper.sites import tap, tap_buffers
+from attemper.sites.names import missing_question
 from attemper.store.store import Store
 from attemper.text import count, date_of, first_of
 
@@ -231,8 +233,12 @@ class Watch(Passes):
                 given = self._recorder.add_merged(*here, given)
                 self._record()
             self._recorder.note(self._schedule.number - 1, given)
+            known = len(self._wrappers)
             if not self._told and not self._collector.seen_sites and self._find_compiled():
                 self._schedule.again()
+                if (name := next(filter(None, map(missing_question, self._wrappers[known:])), None)) is not None:
+                    seen = "The first step was not seen; the second is sampled instead."
+                    warnings.warn(f"attemper: {lacking(name)}. {seen}", stacklevel=2)
             else:
                 self._tell(due=self._schedule.sampled and (self.passes > 0 or self.steps > 1))
         except (InputError, Warning):

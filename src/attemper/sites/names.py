@@ -29,6 +29,7 @@ SHOWN = 8
 """Names of sites in a message."""
 ORIGINAL = "_torchdynamo_orig_callable"
 """Where torch.compile keeps the function that it was given."""
+_WRAPPER = "torch._dynamo.eval_frame.OptimizedModule"
 _ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Where torch.compile, FSDP's first version and the wrappers of activations keep the module they wrap."""
 
@@ -158,8 +159,16 @@ def missing_door() -> str | None:
     """
     if not hasattr(nn.Module, "_compiled_call_impl"):
         return "torch.nn.Module._compiled_call_impl"
-    lacks = "torch._dynamo" in sys.modules and wrapper_kind() is None
-    return "torch._dynamo.eval_frame.OptimizedModule" if lacks else None
+    return _WRAPPER if "torch._dynamo" in sys.modules and wrapper_kind() is None else None
+
+
+def missing_question(wrapper: nn.Module) -> str | None:
+    """What this release of torch lacks of its private names by which a module learns that it is called through a
+    wrapper that was made of it since; None where it has all.
+    """
+    if not hasattr(type(wrapper), "_call_lazy_check"):
+        return f"{_WRAPPER}._call_lazy_check"
+    return None if "_forward" in vars(wrapper) else f"{_WRAPPER}._forward"
 
 
 def is_script(module: nn.Module) -> bool:
