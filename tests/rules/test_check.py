@@ -111,8 +111,26 @@ def test_positions_that_begin_in_the_padding_move_a_model_with_learned_positions
     found = attemper.check(model, batch)["padding"]
     assert (found.verdict, found.site) == ("broken", "transformer.wpe")
     assert "adding padding on the left" in found.message
+    assert "Positions are counted from the left end, padding among them: pass position_ids" in found.message
+    assert "mask" not in found.message
     positions = (marks.cumsum(1) - 1).clamp(min=0)
     attemper.check(model, {**batch, "position_ids": positions}).raise_if_broken()
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Electra"])
+def test_an_encoder_with_absolute_positions_is_blamed_for_padding_on_the_left_alone(name: str):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if name == "DistilBert":
+        sizes = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4}
+    config = getattr(transformers, f"{name}Config")(vocab_size=100, max_position_embeddings=128, **sizes)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    attemper.check(model, {"input_ids": ids(), "attention_mask": mask()}).raise_if_broken()
+    report = attemper.check(model, {"input_ids": ids(), "attention_mask": mask(left=True)})
+    found = report["padding"]
+    assert [rule.name for rule in report.broken] == ["padding"]
+    assert (found.site, found.keys) == ("embeddings.position_embeddings", None)
+    assert found.observed.startswith("proved at 2 sites")  # no mask is at fault, and none is named
+    assert found.message.endswith("or pad on the right.")
 
 
 def test_an_encoder_decoder_is_causal_on_one_side_alone():

@@ -94,7 +94,7 @@ class KeyCollector(Collector):
         self.found = SeenKeys()
         self._kept: dict[int, tuple[Any, list[tuple[str, Breach | None]], FinalScores]] = {}
         """By the identity of a call's ``places``."""
-        self._known: dict[Hashable, tuple[dict[str, dict[str, Tensor]], Tensor | None]] = {}
+        self._known: dict[Hashable, tuple[dict[str, Tensor], Tensor | None]] = {}
         """Counts, and the mask that they are of, by what tells them: layers share a mask."""
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
@@ -129,7 +129,7 @@ class KeyCollector(Collector):
         self._kept.clear()
         self._known.clear()
 
-    def _counts(self, declared: Declaration, site: str, made: PreparedCall) -> dict[str, dict[str, Tensor]]:
+    def _counts(self, declared: Declaration, site: str, made: PreparedCall) -> dict[str, Tensor]:
         """Rule -> ``_count`` of the rules that bind a call."""
         problem, sparse = made.problem, attention_type(made.place, made.kind, made.problem) == "sparse"
         mask = problem.mask  # kept with what is known of it: no other takes its place in memory
@@ -147,8 +147,8 @@ def _allows(rule: str, declared: Declaration, site: str, rows: Tensor, kind: str
     return None if kind == "cross" and rule != "padding" else declared.allows(rule, site, rows)
 
 
-def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, dict[str, Tensor]]:
-    """Rule -> keys ``seen``, ``expected``, ``extra`` and ``missing`` of each row, [B, Q], means over heads."""
+def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, Tensor]:
+    """Rule -> keys seen, expected, extra and missing by the rows of a call, [4, B, Q], means over heads."""
     cross, problem = made.kind == "cross", made.problem
     batch, _, queries, _ = problem.query.shape
     real = torch.ones((batch, queries), dtype=torch.bool, device=problem.query.device)
@@ -158,11 +158,11 @@ def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -
     bound = {rule for rule in RULES_OF_KEYS if _allows(rule, declared, site, first, made.kind) is not None}
     # Layers without a window, too: they should see all.
     bound |= {"window"} if declared.window is not None and not cross else set()
-    parts: dict[str, dict[str, list[Tensor]]] = {}
+    parts: dict[str, list[Tensor]] = {rule: [] for rule in RULES_OF_KEYS if rule in bound}
     for rows in torch.arange(queries, device=real.device).split(_ROWS) if bound else ():
         visible = rows_that_see(problem, rows)
         expected = visible if cross else declared.expectation(site, rows)[:, None]
-        for rule in (one for one in RULES_OF_KEYS if one in bound):
+        for rule, found in parts.items():
             allowed = _allows(rule, declared, site, rows, made.kind)
             extra = torch.zeros_like(visible) if allowed is None else visible & ~allowed[:, None]
             missing = torch.zeros_like(visible)
@@ -170,20 +170,14 @@ def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -
                 missing = declared.expectation(site, rows, least=True)[:, None] & ~visible
                 if not declared.causal.value:  # rows that see no later key may be right
                     missing &= torch.arange(visible.shape[3], device=rows.device) <= rows[:, None]
-            for name, keys in {"seen": visible, "expected": expected, "extra": extra, "missing": missing}.items():
-                own = keys.sum(-1).float().mean(1).expand(batch, -1)
-                parts.setdefault(rule, {}).setdefault(name, []).append(own)
-    whole = {rule: {name: torch.cat(some, 1) for name, some in found.items()} for rule, found in parts.items()}
-    return {
-        rule: found | {"extra": found["extra"] * real, "missing": found["missing"] * real}
-        for rule, found in whole.items()
-    }
+            marks = (one.sum(-1).float().mean(1).expand(batch, -1) for one in (visible, expected, extra, missing))
+            found.append(torch.stack([*marks]))
+    counted = torch.stack([torch.ones_like(real), torch.ones_like(real), real, real])
+    return {rule: torch.cat(found, 2) * counted for rule, found in parts.items()}
 
 
-def _breach(
-    rule: str, declared: Declaration, site: str, made: PreparedCall, counts: dict[str, Tensor]
-) -> Breach | None:
-    more, less = counts["extra"] > 0, counts["missing"] > 0
+def _breach(rule: str, declared: Declaration, site: str, made: PreparedCall, counts: Tensor) -> Breach | None:
+    more, less = counts[2:] > 0
     wrong, weight = more | less, None
     if not bool(wrong.any()):
         return None
@@ -191,7 +185,7 @@ def _breach(
         weight = _forbidden_weight(rule, declared, site, made, more)
     if weight == 0 and not bool((wrong & ~more).any()):
         return None  # hidden in effect: a number so low that nothing is left
-    return Breach(site, int(wrong.sum()), weight=weight, **{one: float(of[wrong].mean()) for one, of in counts.items()})
+    return Breach(site, int(wrong.sum()), *counts[:, wrong].mean(1).tolist(), weight=weight)
 
 
 def _forbidden_weight(rule: str, declared: Declaration, site: str, made: PreparedCall, wrong: Tensor) -> float:

@@ -61,9 +61,10 @@ class Movement:
 
     site: str
     rows: int
-    at_site: float
-    """The largest relative change there, and of the output:"""
     moved: float
+    """The largest relative change of the output."""
+    place: int
+    """Where the site stands among the blocks, in the order in which they were done."""
 
 
 class Runner:
@@ -226,11 +227,12 @@ def movement(
         whole: [B] bool: sequences whose outputs as a whole must not move either; None: these are not compared.
     """
     found = [*changes(base, changed, stay)]
-    moved = float(found[-1][1].max()) if found else 0.0
-    for name, one in base.whole.items() if whole is not None else ():
-        other = changed.whole.get(name)
-        if other is not None and other.shape == one.shape:
-            found.append((name, relative_change(one, other) * whole))
-            moved = max(moved, float(found[-1][1].max()))
-    counts = ((name, int((change > limit(name)).sum()), float(change.max())) for name, change in found)
-    return next((Movement(*one, moved=moved) for one in counts if one[1]), None)
+    moved = [float(change.max()) for _, change in found[-1:]]
+    for name in base.whole.keys() & changed.whole.keys() if whole is not None else ():
+        if base.whole[name].shape == changed.whole[name].shape:
+            found.append((name, relative_change(base.whole[name], changed.whole[name]) * whole))
+            moved.append(float(found[-1][1].max()))
+    counts, order = ((name, int((change > limit(name)).sum())) for name, change in found), list(base.rows)
+    site, rows = next((one for one in counts if one[1]), (None, 0))
+    place = order.index(site) if site in order else len(order)
+    return None if site is None else Movement(site, rows, max(moved), place)

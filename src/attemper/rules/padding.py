@@ -12,6 +12,10 @@ from attemper.rules.token_batch import HIDING, TokenBatch, takes
 
 ADDED = 5
 """Padded places that are added."""
+POSITIONS = (
+    "Positions are counted from the left end, padding among them: pass position_ids that begin at the first token of "
+    "each sequence, or pad on the right."
+)
 
 
 def judge(session: Session, tests: Tests) -> str:
@@ -25,6 +29,8 @@ def judge(session: Session, tests: Tests) -> str:
     for side in ("right", "left") if session.obstacle is None else ():
         with tests.attempt("", f"padding added on the {side} ({{}})"):
             _add(session, tests, declared, side)
+    if tests.found is not None and isinstance(session.modules.get(tests.found.site), nn.Embedding):
+        tests.cause = POSITIONS  # ids have the same embeddings, so this is a table of positions
     return f"{padded} padded of {real.numel()} ({declared.source})"
 
 

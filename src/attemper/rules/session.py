@@ -16,7 +16,7 @@ from attemper.readings.labels import LAYER_KINDS
 from attemper.results.check import Rule
 from attemper.rules.declared import Declaration, Said, text_config
 from attemper.rules.keys import ELSEWHERE, SeenKeys
-from attemper.rules.moves import Movement, Runner, Stay, Trace, changes, movement, with_others
+from attemper.rules.moves import COMPILED, OUTPUT, Movement, Runner, Stay, Trace, changes, movement, with_others
 from attemper.rules.token_batch import TokenBatch
 from attemper.sites.find import all_sites
 from attemper.sites.names import Names, unwrap
@@ -65,11 +65,13 @@ class Tests:
     """Which exchange moved it."""
     reasons: list[str] = field(default_factory=list)
     """Why others could not be made."""
+    cause: str | None = None
+    """What to do about it, in place of the rule's advice, where that is known."""
 
     def add(self, what: str, found: Movement | None) -> None:
-        """Takes one exchange."""
+        """Takes one exchange: what moves first, in the order of the model, is the place of the fault."""
         self.cuts += 1
-        if found is not None and self.found is None:
+        if found is not None and (self.found is None or found.place < self.found.place):
             self.found, self.what = found, what
 
     @contextmanager
@@ -238,26 +240,26 @@ class Session:
         breach, said = next(iter(breaches), None), ["exchanging tokens moves nothing that was looked at"]
         if found is not None:
             where = "" if breach is not None and breach.site == found.site else f"{found.site}: "
-            said = [f"{where}{tests.what} moves {count(found.rows, 'row')} by {found.at_site:.3g} of their size"]
+            output = "" if found.site in (OUTPUT, COMPILED) else ", and the output"
+            said = [f"{where}{tests.what} moves {count(found.rows, 'row')}{output} by {found.moved:.3g} of its size"]
             if breach is None and found.site in self.keys.judged.get(kind.name, ()):
                 said.append("its rows see the keys that are declared: something beside the attention mixes tokens")
-            elif breach is None and self.keys.unread.get(found.site, "no softmax") not in LAYER_KINDS:
-                said.append(self.keys.unread[found.site])
+            elif breach is None and (why := self.keys.unread.get(found.site, "")) not in LAYER_KINDS and why:
+                said.append(why)
         elif not tests.cuts:
             said = []
         first = found if breach is None else breach
         if breach is not None:
-            later = found is not None and self._place(breach.site) > self._place(found.site)
+            later = found is not None and self._place(breach.site) > found.place
             said.insert(len(said) if later else 0, breach.in_words(len(breaches), kind.forbidden))
             first = found if later else breach
         assert first is not None
         shown = {"keys": getattr(breach, "extra", None), "weight": getattr(breach, "weight", None)}
-        shown |= {"moved": getattr(found, "moved", None), "message": f"{'; '.join(said)}. {kind.advice}"}
+        shown |= {"moved": getattr(found, "moved", None), "message": f"{'; '.join(said)}. {tests.cause or kind.advice}"}
         return replace(rule, verdict="broken", site=first.site, rows=first.rows, **shown)
 
     def _place(self, site: str) -> int:
-        """Where a site stands among the blocks in the order in which they ran."""
-        order = {name: place for place, name in enumerate(self.base.rows)}
-        module = site.partition("#")[0]
-        around = (place for name, place in order.items() if name == module or module.startswith(f"{name}."))
-        return order.get(site, next(around, len(order)))
+        """Where an attention, or what is around it, stands among the blocks, in the order in which they were done."""
+        names, module = list(self.base.rows), site.partition("#")[0]
+        around = (place for place, name in enumerate(names) if name == module or module.startswith(f"{name}."))
+        return names.index(site) if site in names else next(around, len(names))
