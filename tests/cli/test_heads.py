@@ -13,6 +13,7 @@ from rich.console import Console
 
 from attemper import InputError, Scan
 from attemper.cli.heads import STATISTICS, HeadTable, Order, check_order, heads_csv
+from attemper.readings.reading import column_of
 from tests.report import readings
 from tests.support.command import Run
 
@@ -64,7 +65,7 @@ def test_csv_has_a_row_for_each_head_with_every_digit(scanned: Run):
     assert set(STATISTICS) < set(rows[0])
     for row, head in zip(rows, one.heads, strict=True):
         for name in STATISTICS:
-            value = getattr(head, name)
+            value = column_of(head, name)
             assert row[name] == "" if value is None else float(row[name]) == value
 
 

@@ -157,7 +157,7 @@ def test_json_is_the_promised_document(llama: Any) -> None:
         "mass", "first_token_mass", "gini", "normalized_entropy_histogram", "by_visible_keys", "rows", "empty_rows",
         "nonfinite_rows", "layer", "judged", "support_size", "mean_distance",
         "entropy_with_sink_nats", "score_variance", "self_weight", "span_mass", "missed_mass",
-        "visible_keys", "expected_keys", "leaked_keys",
+        "visible_keys", "expected_keys", "leaked_keys", "role", "roles",
     ]  # fmt: skip
     assert head["gini"] is None
     assert len(head["normalized_entropy_histogram"]) == 32

@@ -14,6 +14,8 @@ import torch
 import attemper
 from attemper import Scan
 from attemper.errors import InputError, MissingExtraError
+from attemper.readings.reading import column_of
+from attemper.readings.roles import ROLES
 from attemper.readings.stacks import Stack
 from tests.report import readings
 from tests.sites.own_models import Own
@@ -40,15 +42,15 @@ def test_to_pandas_has_one_row_for_each_head_and_a_column_for_each_number() -> N
     heads = [(site, head) for site in scan.sites for head in site.heads]
     assert len(frame) == len(heads) == 4
     numbers = [field.name for field in dataclasses.fields(heads[0][1])]
-    left_out = {"normalized_entropy_histogram", "by_visible_keys", "batches", "standard_errors"}
+    left_out = {"normalized_entropy_histogram", "by_visible_keys", "batches", "standard_errors", "roles"}
     rest = [name for name in numbers if name not in {*left_out, "layer"}]
-    assert list(frame.columns) == ["site", "layer", "kind", "mode", *rest]
+    assert list(frame.columns) == ["site", "layer", "kind", "mode", *rest, "role", *(role.column for role in ROLES)]
     for place, (site, head) in enumerate(heads):
         line = frame.iloc[place]
         assert (line["site"], line["kind"], line["mode"]) == (site.name, site.kind, site.mode) == ("0", "self", "eval")
         assert line["layer"] == head.layer == 0
         for name in frame.columns[4:]:
-            value = getattr(head, name)
+            value = column_of(head, name)
             assert line[name] == value if value is not None else line[name] is None or line[name] != line[name], name
     assert list(frame["head"]) == [0, 1, 2, 3]
     assert len(set(frame["entropy_nats"])) == 4

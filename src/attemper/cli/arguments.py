@@ -114,3 +114,8 @@ def shipped_model(max_length: int | None, device: str, dtype: Dtype) -> Any:
             f"max_length is {max_length} but the model that ships reads at most {count(model.config.context, 'byte')}."
         )
     return to_device(model, device).to(getattr(torch, dtype.value))
+
+
+def byte_names(ids: list[int]) -> list[str]:
+    """The letters of the byte-level model's tokens."""
+    return [chr(number) if number < 128 else f"\\x{number:02x}" for number in ids]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.checks import one_of
 from attemper.cli.output import cell_text
-from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, head_rows
+from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, column_of, head_rows
 from attemper.statistics import SHOWN
 from attemper.text import clean, columns_that_fit, count
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-_NOT_SORTED_BY = ("site", "layer", "kind", "mode", "head", "judged")
+_NOT_SORTED_BY = ("site", "layer", "kind", "mode", "head", "judged", "role")
 STATISTICS = tuple(name for name in HEAD_COLUMNS if name not in _NOT_SORTED_BY)
 """What heads can be sorted by: the numbers of a reading, rows included."""
 _LISTED = tuple(name for name, one in SHOWN.items() if one.brief)
@@ -36,7 +36,7 @@ class Order:
         return sorted(reading.placed_heads, key=lambda pair: self._key(pair[1]))[: self.top]
 
     def _key(self, head: HeadReading) -> tuple[bool, float]:
-        value = getattr(head, self.statistic)
+        value = column_of(head, self.statistic)
         return value is None, 0.0 if value is None else value if self.smallest_first else -value
 
 
@@ -90,7 +90,7 @@ class HeadTable:
         from rich.text import Text
 
         columns = {
-            name: [name, *(cell_text(getattr(head, name)) for _, head in chosen)]
+            name: [name, *(cell_text(column_of(head, name)) for _, head in chosen)]
             for name in dict.fromkeys((self.order.statistic, *_LISTED))
         }
         several = len({site.mode for site in self.reading.sites}) > 1

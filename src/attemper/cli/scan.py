@@ -20,6 +20,7 @@ from attemper.cli.arguments import (
     MaxLength,
     Text,
     Weights,
+    byte_names,
     read_text,
     shipped_model,
     text_name,
@@ -115,6 +116,14 @@ def scan(
             "either: of the text that ships, not of one of yours.",
         ),
     ] = None,
+    roles: Annotated[
+        bool,
+        typer.Option(
+            "--roles",
+            help="Look for induction and duplicate-token heads by a second pass, over random tokens that come twice. "
+            "All other roles are read without it.",
+        ),
+    ] = False,
     csv: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="Write a row for each head; - prints them instead of the table."),
@@ -133,7 +142,9 @@ def scan(
         order = check_order(sort, top)
     _check_outputs(as_json, csv, order is not None)
     given = Input(text, max_length, batch_size, device, dtype)
-    options = {"backend": backend, "limits": limits, "fewest_keys": fewest_keys}
+    options: dict[str, Any] = {"backend": backend, "limits": limits, "fewest_keys": fewest_keys}
+    if roles and texts is not None:
+        raise typer.BadParameter("is of one text: give no --texts.", param_hint="--roles")
     if picture and (html is None or texts is not None):
         raise typer.BadParameter("is of the page of one text: give --html, and no --texts.", param_hint="--picture")
     patterns: list[Pattern] = []
@@ -142,6 +153,7 @@ def scan(
         words = read_text(text)
         check_files(html, csv)
         wanted = html is not None and (text is None if picture is None else picture)
+        options["roles"] = "repeated" if roles else True
         result = scan_of(model, words, given, patterns=patterns if wanted else None, **options)
     else:
         if text is not None:
@@ -217,7 +229,8 @@ def scan_of(
     silent = not sys.stderr.isatty()  # quiet: rich before 14.3 ends even a disabled bar with an empty line
     with Progress(console=Console(stderr=True, quiet=silent), transient=True, disable=silent) as progress:
         task = progress.add_task("scan", total=len(batches))
-        found = attemper.scan(loaded, batches, on_batch=lambda done: progress.update(task, completed=done), **options)
+        options |= {"tokenizer": tokenizer, "on_batch": lambda done: progress.update(task, completed=done)}
+        found = attemper.scan(loaded, batches, **options)
     if patterns is not None:
         from attemper.report.picture import interesting_heads
 
@@ -235,7 +248,7 @@ def model_and_text(model: str | None, words: str, given: Input) -> tuple[Any, li
     """A model, the text as its batches, and what names its tokens."""
     import_for(model)
     if model is None:
-        return (*_shipped_batches(words, given), _bytes)
+        return (*_shipped_batches(words, given), byte_names)
     from attemper.integrations import pretrained
 
     known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
@@ -255,11 +268,6 @@ def _patterns(model: Any, batch: Any, heads: Iterable[tuple[str, int]], tokenize
             yield attemper.pattern(model, first, site=site, head=head, tokenizer=tokenizer)
         except InputError as error:
             say(f"no attention picture of {clean_name(site)} head {head}: {error}")
-
-
-def _bytes(ids: list[int]) -> list[str]:
-    """The letters of the byte-level model's tokens."""
-    return [chr(number) if number < 128 else f"\\x{number:02x}" for number in ids]
 
 
 def _shipped_batches(words: str, given: Input) -> tuple[Any, list[Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attemper.cli.arguments import Input, shipped_model, title_of
+from attemper.cli.arguments import Input, byte_names, shipped_model, title_of
 from attemper.cli.output import say, usage_of
 from attemper.cli.process import import_for
 from attemper.errors import InputError
@@ -217,13 +217,14 @@ def load_model(model: str | None, given: Input) -> TextModel:
     if model is None:
         shipped = shipped_model(given.max_length, given.device, given.dtype)
         length = given.max_length or shipped.config.context
-        return TextModel(shipped, partial(_byte_batches, given, length), length, given.batch_size, "bytes")
+        return TextModel(shipped, partial(_byte_batches, given, length), length, given.batch_size, "bytes", byte_names)
     from attemper.integrations import pretrained
 
     known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
     length = pretrained.window_length(known, given.max_length)
     batches = partial(pretrained.text_batches, known, longest=length, batch_size=given.batch_size)
-    return TextModel(known.model, batches, length, given.batch_size, pretrained.digest_of(known.tokenizer))
+    digest = pretrained.digest_of(known.tokenizer)
+    return TextModel(known.model, batches, length, given.batch_size, digest, known.tokenizer)
 
 
 def _byte_batches(given: Input, length: int, texts: Sequence[str]) -> Iterator[Any]:

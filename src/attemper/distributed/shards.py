@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class TextModel:
     batch_size: int
     tokenizer: str
     """Tells what makes tokens of texts from others."""
+    names: Any = None
+    """Names ids of tokens, as ``scan(tokenizer=...)`` takes it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def scan_shard(task: ShardTask, loaded: TextModel, index: int, progress: Progres
     """
     path = task.path(index)
     begun = path.with_name(f"{path.name}.partial")
-    with block_scan(loaded.model, task.options) as reader:
+    with block_scan(loaded.model, replace(task.options, tokenizer=loaded.names)) as reader:
         empty = _part(task, loaded, reader, index)
         if path.exists():
             _check_same(path, empty)
@@ -98,7 +100,7 @@ def scan_texts(task: ShardTask, loaded: TextModel, progress: Progress) -> Part:
     Raises:
         InputError: as ``attemper.scan``.
     """
-    with block_scan(loaded.model, task.options) as reader:
+    with block_scan(loaded.model, replace(task.options, tokenizer=loaded.names)) as reader:
         for block in task.texts.blocks(0, 1, task.survey):
             reader.read(loaded.batches(block), len(block))
             progress(len(block))

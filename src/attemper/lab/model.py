@@ -142,6 +142,10 @@ class ByteModel(nn.Module):
                 depth = 2 * self.config.layers if writes else 1
                 nn.init.normal_(layer.weight, std=(depth * layer.in_features) ** -0.5)
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """As in transformers: how many tokens there are."""
+        return self.embedding
+
     def forward(self, ids: Tensor) -> Tensor:
         """``ids`` [B, N], bytes as int64 -> logits of the next byte [B, N, 256]."""
         rotation = None

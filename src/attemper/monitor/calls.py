@@ -7,7 +7,7 @@ name and the attention's own numbers. In compiled code only taps are seen: the n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -44,6 +44,8 @@ class Contribution:
     """The number of its first head in the whole model."""
     counted: Tensor
     """``COUNTED`` and their rows, [2, statistics, H] float64."""
+    roles: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """Role -> the score of each head, where they are read."""
 
     @property
     def shape(self) -> torch.Size:

@@ -31,6 +31,7 @@ from attemper.monitor.calls import (
 )
 from attemper.monitor.checked_model import attention_type
 from attemper.monitor.counted_keys import CountedKeys
+from attemper.monitor.exact_weights import ids_of_call
 from attemper.monitor.live_sample import LiveSample
 from attemper.monitor.missed_mass import NAME, chooses, with_missed_mass
 from attemper.monitor.options import Scope
@@ -166,6 +167,9 @@ class Collector(LiveSample):
         backend = request.problem.backend
         counted = self._counted_keys.sums(place, kind, own, self.context.tokens, found, request.rows)
         about = *self._attentions[key], counted
+        if self.role_reader is not None:
+            ids = ids_of_call(self.context, kind, shape)
+            about = *about, self.role_reader.scores(request.problem, kind, real, ids)
         seen.contribution = Contribution(key, found, shape[2], shape[3], tokens, backend, *about)
         self.note(place, seen.number, kind, request, real)
         if seen.number.call > MOST_CALLS and self.keeper is None and not any(call.is_tap for call in self.calls):

@@ -5,6 +5,7 @@ one reading of each head follows.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import copy, deepcopy
 from functools import lru_cache
 
@@ -56,6 +57,8 @@ class SiteSums:
         self.normalizer = SiteReading.normalizer
         self.attention = "full"
         """Its type, one of ``ATTENTIONS``."""
+        self.roles: Mapping[str, tuple[float | None, ...]] = {}
+        """Role -> the score of each head, on the first text."""
         self.layer = layer_of(name)
         self.spoiled = False
         """Whether its numbers cannot be trusted: then it is not shown."""
@@ -131,6 +134,7 @@ class SiteSums:
         both = deepcopy(self)
         both.add_sums(other._sums, other.queries, other.keys)
         both._sums[:, SPREAD_PLACE] = 0.0
+        both.roles = other.roles or self.roles
         return both
 
     def _has_sums(self, stats: AttentionStats) -> bool:
@@ -175,7 +179,7 @@ class SiteSums:
 
     def totals(self, order: tuple[int, int]) -> SiteTotals:
         """The same sums on the host, as a copy. Waits for the device."""
-        return SiteTotals(self.label, self.queries, self.keys, order, self._sums.cpu().numpy().copy())
+        return SiteTotals(self.label, self.queries, self.keys, order, self._sums.cpu().numpy().copy(), self.roles)
 
 
 _label = lru_cache(maxsize=4096)(SiteLabel)

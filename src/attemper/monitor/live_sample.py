@@ -14,6 +14,7 @@ from attemper.call.result import AttentionStats
 from attemper.checks import did_you_mean
 from attemper.monitor.calls import CallSites, Contribution, SeenCall
 from attemper.monitor.checked_model import why_nothing
+from attemper.monitor.head_roles import RoleReader
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.kept_rows import RowKeeper
 from attemper.monitor.options import Scope
@@ -43,6 +44,8 @@ class LiveSample:
         self._backends: dict[str, None] = {}
         self.keeper: RowKeeper | None = None
         """Keeps rows of chosen queries; None: nobody asked for them."""
+        self.role_reader: RoleReader | None = None
+        """Reads the roles of heads; None: nobody asks for them now."""
         title = class_name(unwrap(model))
         self._names = {module: name or title for module, name in names_of(model).items()}
         self._order = {name: place for place, name in enumerate(self._names.values())}
@@ -148,6 +151,7 @@ class LiveSample:
         if site is None:
             return
         self._backends[call.backend], site.attention, site.first_head = None, call.attention, call.first_head
+        site.roles = site.roles or call.roles
         if isinstance(call.found, AttentionStats):
             site.add(call.found, call.queries, call.keys)
             if self.keeper is not None and 0 not in call.shape:

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.backends import reference
-from attemper.call.request import Problem, Request
+from attemper.call.request import Request
 from attemper.checks import did_you_mean, whole_number
 from attemper.errors import InputError
 from attemper.monitor.calls import CallNumber
 from attemper.monitor.checked_model import check_batch, check_model, why_nothing
 from attemper.monitor.collector import Collector
+from attemper.monitor.exact_weights import ids_of_call, naming, weights
 from attemper.monitor.forward import observation, run
 from attemper.monitor.options import Scope
 from attemper.readings.labels import layer_of
 from attemper.results.pattern import Pattern
-from attemper.sites.padding import CallContext, Tokens
+from attemper.sites.padding import CallContext
 from attemper.statistics import ONE_PASS
 from attemper.text import first_of
 
@@ -183,7 +183,7 @@ def _check_labels(tokens: Any, tokenizer: Any) -> None:
         raise InputError(
             f"pattern(tokens=...) must be a sequence of strings, one for each key, got {type(tokens).__name__}."
         )
-    if tokenizer is not None and _naming(tokenizer) is None:
+    if tokenizer is not None and naming(tokenizer) is None:
         raise InputError(
             "pattern(tokenizer=...) must have convert_ids_to_tokens or decode, or be a function from a list of ids to "
             f"strings; got {type(tokenizer).__name__}."
@@ -195,9 +195,9 @@ def _labels(ids: Tensor | None, length: int, tokenizer: Any) -> tuple[str, ...]:
     if ids is None:
         return tuple(f"#{place}" for place in range(length))
     numbers = [int(number) for number in ids.tolist()]
-    naming = None if tokenizer is None else _naming(tokenizer)
+    names = None if tokenizer is None else naming(tokenizer)
     known = [number for number in numbers if number >= 0]
-    named = [str(number) for number in known] if naming is None else naming(known)
+    named = [str(number) for number in known] if names is None else names(known)
     following = iter(named)
     return tuple(next(following) if number >= 0 else f"#{place}" for place, number in enumerate(numbers))
 
@@ -216,25 +216,6 @@ def _given_labels(tokens: Sequence[str], real: Tensor | None, length: int) -> tu
         raise InputError(f"pattern(tokens=...) must have a string for each key, {length}{padding}; got {len(tokens)}.")
     named = dict(zip(places.tolist(), tokens, strict=True))
     return tuple(named.get(place, "") for place in range(length))
-
-
-def _naming(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
-    """How a tokenizer names ids, one by one."""
-    if hasattr(tokenizer, "convert_ids_to_tokens"):
-        return lambda ids: _or_ids(tokenizer.convert_ids_to_tokens(ids), ids)
-    if hasattr(tokenizer, "decode"):
-        return lambda ids: [str(tokenizer.decode([number])) for number in ids]
-    if not callable(tokenizer):
-        return None
-    function: Callable[[list[int]], Any] = tokenizer
-    return lambda ids: _or_ids(function(ids), ids)
-
-
-def _or_ids(tokens: Sequence[Any], ids: list[int]) -> list[str]:
-    """Tokens; the id for one that is not in the vocabulary."""
-    if len(tokens) != len(ids):
-        raise InputError(f"pattern(tokenizer=...) must give a string for each of {len(ids)} ids, gave {len(tokens)}.")
-    return [str(number) if token is None else str(token) for token, number in zip(tokens, ids, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,12 +295,12 @@ class WeightsCollector(Collector):
         keys = self.key_tokens(module, size)
         if keys is None and kind == "self" and queries == size:
             keys = real
-        ids = _ids(self.context, kind, seen.shape)
+        ids = ids_of_call(self.context, kind, seen.shape)
         dtype = torch.promote_types(problem.query.dtype, torch.float32)
-        weights = _weights(problem, place, self._head).to(dtype)
+        found, _ = weights(problem, place, slice(self._head, self._head + 1))
         own = ((part, place if part is not None and part.shape[0] > 1 else 0) for part in (real, keys, *ids))
         rows = (None if part is None else part[at].detach().cpu() for part, at in own)
-        self.kept.append(HeadWeights(seen, weights, *rows))
+        self.kept.append(HeadWeights(seen, found[0].to(dtype), *rows))
 
     def _of_batch(self, batch: int) -> int:
         if self._sequence is None and batch == 1:
@@ -328,71 +309,3 @@ class WeightsCollector(Collector):
             came = "none was chosen" if self._sequence is None else f"sequence={self._sequence} is not among them"
             raise InputError(f"pattern: the batch has sequences 0 to {batch - 1}, and {came}: pass one as sequence=.")
         return self._sequence
-
-
-def _weights(problem: Problem, sequence: int, head: int) -> Tensor:
-    """The weights of one head of one sequence, [Q, K] in float64 on the CPU: of a call of all its rows."""
-    batch, heads = problem.query.shape[:2]
-    assert batch > sequence
-
-    def part(tensor: Tensor) -> Tensor:
-        """Of a tensor [batch or 1, heads or 1, ...] what this head and sequence have."""
-        at, of = (place if size > 1 else 0 for place, size in zip((sequence, head), tensor.shape[:2], strict=True))
-        return tensor[at : at + 1, of : of + 1].detach().cpu()
-
-    def own(tensor: Tensor | None) -> Tensor | None:
-        """Of a tensor [heads] what this head has."""
-        return None if tensor is None else tensor[head : head + 1].detach().cpu()
-
-    group = head // (heads // max(problem.key.shape[1], 1))
-    one = replace(
-        problem,
-        query=problem.query[sequence : sequence + 1, head : head + 1].detach().cpu(),
-        key=problem.key[sequence : sequence + 1, group : group + 1].detach().cpu(),
-        value=None,
-        mask=None if problem.mask is None else part(problem.mask),
-        multiplier=part(problem.multiplier),
-        sink=own(problem.sink),
-        per_head=own(problem.per_head),
-        first_keys=None,
-    )
-    return reference.weights(one)[0, 0]
-
-
-def _ids(context: CallContext, kind: str, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:
-    """Token ids of queries and keys, [B, Q] and [B, K]; None where nothing that was passed has this length."""
-    batch, _, queries, keys = shape
-    own = _own_ids(context.stack, batch, queries)
-    if kind == "cross":
-        return own, _other_ids(context.stack, batch, keys)
-    if own is None or keys == queries:
-        return own, own
-    past = context.tokens.past
-    if not isinstance(past, int) or past + queries > keys:
-        return own, None
-    # Of what a cache holds only the places are known.
-    whole = own.new_full((batch, keys), -1)
-    whole[:, past : past + queries] = own
-    return own, whole
-
-
-def _own_ids(stack: list[Tokens], batch: int, tokens: int) -> Tensor | None:
-    """Ids of the innermost module that was called with any, if those of this length are unambiguous."""
-    for level in reversed(stack):
-        if level.ids is None:
-            return None
-        if level.ids:
-            fitting = [ids for ids in level.ids.values() if ids.shape == (batch, tokens)]
-            return fitting[0] if len(fitting) == 1 else None
-    return None
-
-
-def _other_ids(stack: list[Tokens], batch: int, tokens: int) -> Tensor | None:
-    """Ids of the sequence that a cross attention reads: of the outermost module that was called with fitting ones."""
-    for level in stack:
-        fitting = {name: ids for name, ids in (level.ids or {}).items() if ids.shape == (batch, tokens)}
-        if "input_ids" in fitting or len(fitting) == 1:
-            return fitting.get("input_ids", next(iter(fitting.values())))
-        if fitting:
-            return None
-    return None

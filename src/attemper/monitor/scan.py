@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from attemper.errors import InputError
 from attemper.monitor.checked_model import check_model, computed_on, device_of, hash_of, provenance, title, why_nothing
 from attemper.monitor.collector import Collector
 from attemper.monitor.forward import AttentionOrder, observation, run
+from attemper.monitor.head_roles import RoleReader, repeated_text
 from attemper.monitor.kept_rows import KeepRows, RowKeeper
 from attemper.monitor.options import Scope
 from attemper.monitor.token_ids import TextDigest
@@ -35,6 +36,7 @@ from attemper.readings.part import (
     level,
 )
 from attemper.readings.reading import FEWEST_KEYS
+from attemper.readings.roles import OF_REPEATS
 from attemper.readings.sample import SiteKey
 from attemper.results.scan import Scan
 from attemper.sites.names import unwrap
@@ -56,6 +58,8 @@ def scan(
     text: str | None = None,
     shard: tuple[int, int] | None = None,
     keep_rows: KeepRows | None = None,
+    roles: bool | str = True,
+    tokenizer: Any = None,
     whole_passes: bool = False,
     on_batch: Callable[[int], None] | None = None,
 ) -> Scan:
@@ -95,6 +99,10 @@ def scan(
             token), a list of places (below 0 from the last token back), or a function of a batch that gives one of
             these or a bool tensor [B, Q]. Padding is never kept, nor what a shorter text has not. A row takes 4 bytes
             a head and statistic (counts 8): one query of 32 layers of 32 heads 49 KB, on the host.
+        roles: whether the role of each head is read (previous token, induction, ...), on the first text, up to 256
+            tokens of it: docs/maths.md has what each is. "repeated" reads induction and duplicate token on a second
+            pass, over random tokens that come twice: few texts repeat themselves enough.
+        tokenizer: names ids of tokens, as in :func:`attemper.pattern`; without it nobody knows which are separators.
         whole_passes: True runs every pass to the model's output. For what the end of a pass does beside it: an error
             that its loss raises, a function mode of yours that counts operations, code that you patched in.
         on_batch: called with the number of batches done, after each.
@@ -113,7 +121,7 @@ def scan(
         raise InputError(
             f"scan(batches) must be an iterable of batches, got one {type(batches).__name__}: write [batch] for one."
         )
-    options = ScanOptions(stats, limits, fewest_keys, backend, name, text, spans, whole_passes)
+    options = ScanOptions(stats, limits, fewest_keys, backend, name, text, spans, whole_passes, roles, tokenizer)
     keeper = None if keep_rows is None else RowKeeper(keep_rows)
     cut = None if shard is None else check_shard(shard)
     with block_scan(model, options, keeper) as reader:
@@ -121,6 +129,10 @@ def scan(
     if not reader.batches:
         raise InputError("scan: there is no batch: batches is empty (or was used up before).")
     reader.check()
+    if roles == "repeated":
+        repeated = scan(model, [repeated_text(model, reader.first)], backend=backend)
+        assert repeated._part is not None
+        reader.add_roles(repeated._part.segments[0].sites)
     part = reader.part({} if cut is None else {"shards": cut[1]}, None if cut is None else cut[0])
     rows = None if keeper is None else keeper.rows(part.segments[0].sites)
     return Scan(part.reading(), reader.last, part=part, rows=rows)
@@ -140,6 +152,8 @@ class ScanOptions:
     text: str | None = None
     spans: Spans | Callable[[Any], Spans] | None = None
     whole_passes: bool = False
+    roles: bool | str = True
+    tokenizer: Any = None
     names: tuple[str, ...] = field(init=False)
     """``stats``, all of them."""
 
@@ -147,6 +161,12 @@ class ScanOptions:
         object.__setattr__(self, "limits", AlarmLimits.of(self.limits, LIMITS))
         check_fewest_keys("scan", self.fewest_keys)
         object.__setattr__(self, "names", reading_names("scan", self.stats, self.spans is not None))
+        if self.roles not in (True, False, "repeated"):
+            raise InputError(
+                "scan(roles=...) must be True (on the first text), 'repeated' (induction and duplicate token on random "
+                f"tokens that come twice) or False, got {self.roles!r}."
+            )
+        RoleReader(self.tokenizer)
 
 
 @contextmanager
@@ -164,6 +184,7 @@ def block_scan(model: nn.Module, options: ScanOptions, keeper: RowKeeper | None 
     scope = Scope(options.names, options.backend, fewest_keys=few, spans=spans, missed_mass=True)
     collector = Collector(model, CallContext(), scope)
     collector.keeper = keeper
+    collector.role_reader = RoleReader(options.tokenizer) if options.roles else None
     with observation(model, collector):
         yield BlockScan(model, options, collector)
 
@@ -174,11 +195,13 @@ class BlockScan:
     Attributes:
         batches: how many were read.
         last: rows of the last call of each site, where they were kept.
+        first: the first batch.
     """
 
     def __init__(self, model: nn.Module, options: ScanOptions, collector: Collector) -> None:
         self.batches = 0
         self.last: Mapping[str, Any] = {}
+        self.first: Any = None
         self._model, self._options, self._collector = model, options, collector
         self._order = None if options.whole_passes else AttentionOrder(model, collector)
         self._hash = hash_of(unwrap(model))
@@ -190,6 +213,7 @@ class BlockScan:
 
     def go_on(self, part: Part) -> int:
         """Goes on after the blocks of an unfinished part; how many there are."""
+        self._collector.role_reader = None
         (segment,) = part.segments
         (shard,) = segment.shards
         self._sites, self._dropped = segment.sites, dict(part.dropped)
@@ -213,6 +237,9 @@ class BlockScan:
             self._digest.add(batch)
             for site in collector.sites.values():
                 site.end_batch()
+            if self.batches == 1 and self._options.roles == "repeated":
+                self.first = batch
+            collector.role_reader = None
             if on_batch is not None:
                 on_batch(done)
         self.last = collector.last
@@ -228,6 +255,14 @@ class BlockScan:
         self._backends |= dict.fromkeys(found.backends)
         self._tokens, self._texts, self._blocks = self._tokens + found.tokens, self._texts + texts, self._blocks + 1
         collector.forget()
+
+    def add_roles(self, sites: Totals) -> None:
+        """Takes the scores that only a text with repeats tells from a scan of one."""
+        found = dict(self._sites)
+        for key in found.keys() & sites.keys():
+            more = {name: scores for name, scores in sites[key].roles.items() if name in OF_REPEATS}
+            found[key] = replace(found[key], roles={**found[key].roles, **more})
+        self._sites = found
 
     def check(self) -> None:
         """Whether any attention was seen.

@@ -66,9 +66,8 @@ def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) 
         sites = []
         for place, site in enumerate(segment.sites.values()):
             arrays[f"{number}.{place}"] = site.sums
-            sites.append(
-                {"label": asdict(site.label), "queries": site.queries, "keys": site.keys, "order": list(site.order)}
-            )
+            about = {"label": asdict(site.label), "queries": site.queries, "keys": site.keys, "order": list(site.order)}
+            sites.append(about | ({"roles": site.roles} if site.roles else {}))
         segments.append({"shards": [asdict(shard) for shard in segment.shards], "sites": sites})
     header = {
         "format": FORMAT,
@@ -97,6 +96,13 @@ _SHARD: dict[str, Any] = {
     "tokens": COUNT,
     "digest?": (str, None),
 }
+_SITE = {
+    "label": {},
+    "queries": COUNT,
+    "keys": COUNT,
+    "order": Row(COUNT, COUNT),
+    "roles?": {str: [(float, None)]},
+}
 _HEADER: dict[str, Any] = {
     **dict.fromkeys(("model", "model_hash"), str),
     **dict.fromkeys(("text", "date", "dtype", "revision"), (str, None)),
@@ -108,9 +114,7 @@ _HEADER: dict[str, Any] = {
     "columns": [Row(str, COUNT)],
     "skipped": [{"name": str, "reason": str}],
     "dropped": [Row(str, str, str, str)],
-    "segments": [
-        {"shards": [_SHARD], "sites": [{"label": {}, "queries": COUNT, "keys": COUNT, "order": Row(COUNT, COUNT)}]}
-    ],
+    "segments": [{"shards": [_SHARD], "sites": [_SITE]}],
 }
 """Of the metadata of a file."""
 
@@ -293,7 +297,10 @@ def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], fewest_
         raise ValueError(f"{clean_name(label.name)} has numbers of rows that are no whole numbers from 0 on")
     if (sums[:, places(fewest_keys)["logit_variance"]] < 0).any():
         raise ValueError(f"{clean_name(label.name)} has variances below 0")
-    return SiteTotals(label, int(fields["queries"]), int(fields["keys"]), (module, call), sums)
+    roles = {str(name): tuple(scores) for name, scores in fields.get("roles", {}).items()}
+    if any(len(scores) != label.heads for scores in roles.values()):
+        raise ValueError(f"{clean_name(label.name)} has scores of roles that are not one for each head")
+    return SiteTotals(label, int(fields["queries"]), int(fields["keys"]), (module, call), sums, roles)
 
 
 def _shard(fields: Mapping[str, Any]) -> Shard:

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
+from attemper.documents import check_document
 from attemper.errors import InputError
 from attemper.readings.json_schema import SCHEMA, check, check_schema, each, load, parse
 from attemper.readings.labels import kind_of, layer_of
+from attemper.readings.roles import ROLES, RoleScores, role_of
 from attemper.text import count
 
 FEWEST_KEYS = 32
@@ -101,20 +103,31 @@ class HeadReading:
     """How many batches of a scan had rows of it; None of one batch, of a watch, and of scans of earlier versions."""
     standard_errors: Mapping[str, float] | None = field(default=None, hash=False)
     """Statistic -> standard error of its mean, by how the batches differ. ``logit_variance`` is in logit^2."""
+    roles: RoleScores | None = field(default=None, hash=False)
+    """Role -> its score on the first text, None where it is not known; None where roles were not read."""
+
+    @property
+    def role(self) -> str | None:
+        """The role that it has, of ``attemper.readings.roles.ROLES``; None where it has none, or none were read."""
+        return role_of(self.roles)
 
     def to_dict(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if value is not None or name not in _SPREAD}
-        return plain | {
+        document = plain | {
             "normalized_entropy_histogram": list(self.normalized_entropy_histogram),
             "by_visible_keys": [bucket.to_dict() for bucket in self.by_visible_keys],
         }
+        # Documents without roles are older than the fields, and stay as they were.
+        roles = document.pop("roles")
+        return document if roles is None else document | {"role": self.role, "roles": dict(roles)}
 
     @classmethod
     def from_dict(cls, document: Any, where: str = "head") -> Self:
         """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
         buckets = each(document, "by_visible_keys", where, VisibleKeyBucket.from_dict)
         histogram = each(document, "normalized_entropy_histogram", where, lambda rows, place: check("int", rows, place))
-        return load(cls, document, where, by_visible_keys=buckets, normalized_entropy_histogram=histogram)
+        roles = check_document(document.get("roles"), ({str: (float, None)}, None), f"{where}.roles")
+        return load(cls, document, where, by_visible_keys=buckets, normalized_entropy_histogram=histogram, roles=roles)
 
 
 @dataclass(frozen=True)
@@ -336,17 +349,27 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+SCORES = {role.column: role.name for role in ROLES}
+"""Column -> the role whose score it has."""
 HEAD_COLUMNS = (
     *("site", "layer", "kind", "mode"),
-    *(one.name for one in fields(HeadReading) if one.name not in ("layer", *_LISTS, *_SPREAD)),
+    *(one.name for one in fields(HeadReading) if one.name not in ("layer", "roles", *_LISTS, *_SPREAD)),
+    *("role", *SCORES),
 )
-"""Columns of a table with a row for each head: its place, and every number but histogram and buckets."""
+"""Columns of a table with a row for each head: its place, every number but histogram and buckets, its role and the
+scores of all.
+"""
+
+
+def column_of(head: HeadReading, name: str) -> Any:
+    """What a head has in one of ``HEAD_COLUMNS``; None where it has nothing."""
+    return (head.roles or {}).get(SCORES[name]) if name in SCORES else getattr(head, name, None)
 
 
 def head_rows(heads: Iterable[tuple[SiteReading, HeadReading]]) -> list[dict[str, Any]]:
     """A row of ``HEAD_COLUMNS`` for each head, exact; a missing number is None."""
     return [
-        {name: getattr(head, name, None) for name in HEAD_COLUMNS}
+        {name: column_of(head, name) for name in HEAD_COLUMNS}
         | {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
         for site, head in heads
     ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,8 @@ class SiteTotals:
     """Where the site stands in the model: the place of its module, and which of the module's calls it is."""
     sums: np.ndarray
     """[heads, columns] float64, the columns as ``places`` has them."""
+    roles: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """Role -> the score of each head, on the first text; empty where they were not read."""
 
     @property
     def key(self) -> SiteKey:
@@ -105,11 +107,17 @@ class SiteTotals:
             keys=max(self.keys, other.keys),
             order=min(self.order, other.order),
             sums=sums,
+            roles=self.roles or other.roles,
         )
 
     def reading(self, fewest_keys: int) -> SiteReading:
         """Means over all rows."""
-        return site_reading(self.label, self.queries, self.keys, self.sums.tolist(), fewest_keys)
+        found = site_reading(self.label, self.queries, self.keys, self.sums.tolist(), fewest_keys)
+        if not self.roles:
+            return found
+        scores = [dict(zip(self.roles, each, strict=True)) for each in zip(*self.roles.values(), strict=True)]
+        heads = (replace(head, roles=own) for head, own in zip(found.heads, scores, strict=True))
+        return replace(found, heads=tuple(heads))
 
 
 def site_reading(

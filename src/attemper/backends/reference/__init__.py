@@ -122,7 +122,7 @@ def _documents(starts: Tensor, total: int) -> Tensor:
     return torch.searchsorted(starts, torch.arange(total, device=starts.device), right=True) - 1
 
 
-def _key_places(problem: Problem) -> Tensor:
+def key_places(problem: Problem) -> Tensor:
     """[K]: the place of each key within its sequence."""
     places = torch.arange(problem.key.shape[2], device=problem.key.device)
     if problem.cu_seqlens_k is None:
@@ -133,7 +133,7 @@ def _key_places(problem: Problem) -> Tensor:
 
 def _factors(problem: Problem) -> dict[Column, Tensor]:
     """u of each column that is a sum of p u, broadcastable to the scores."""
-    places, own = _key_places(problem), positions(problem)[0][:, None]
+    places, own = key_places(problem), positions(problem)[0][:, None]
     first = places < problem.first_tokens if problem.first_keys is None else problem.first_keys[:, None, None]
     factors = {
         Column.FIRST_TOKENS: first,

@@ -1,0 +1,125 @@
+"""The exact weights of heads in one attention call, in float64 on the host, and what tokens rows and keys are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from attemper.backends import reference
+from attemper.backends.contract import Problem
+from attemper.errors import InputError
+from attemper.sites.padding import CallContext, Tokens
+
+ALL = slice(None)
+
+
+def weights(
+    problem: Problem, sequence: int, heads: slice = ALL, rows: slice = ALL, keys: slice = ALL
+) -> tuple[Any, ...]:
+    """The weights of some heads of one sequence, [H, Q, K] in float64 on the CPU, and which keys rows see, bool.
+
+    Args:
+        problem: of a call of all its rows.
+        heads: that share no key head with others, or one.
+        rows: all, or of documents one after another the first ones.
+        keys: from the first on; the others are taken to be hidden from these rows.
+    """
+    part = _part(problem, sequence, heads, rows, keys)
+    found = reference.scores(part)
+    return reference.weights(part, found)[0], found[1][0]
+
+
+def _part(problem: Problem, sequence: int, heads: slice, rows: slice, keys: slice) -> Problem:
+    query = problem.query[sequence : sequence + 1, heads, rows].detach().cpu()
+    group = problem.repeats
+    first, last, _ = heads.indices(problem.query.shape[1])
+    groups = slice(first // group, (last - 1) // group + 1)
+
+    def own(tensor: Tensor, *where: slice) -> Tensor:
+        """Of a tensor [batch or 1, heads or 1, ...] what is of this sequence and these heads, rows and keys."""
+        at = (slice(sequence, sequence + 1), heads, *where)
+        return (
+            tensor[tuple(place if size > 1 else ALL for place, size in zip(at, tensor.shape, strict=False))]
+            .detach()
+            .cpu()
+        )
+
+    def of_heads(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[heads].detach().cpu()
+
+    return replace(
+        problem,
+        query=query,
+        key=problem.key[sequence : sequence + 1, groups, keys].detach().cpu(),
+        value=None,
+        mask=None if problem.mask is None else own(problem.mask, rows, keys),
+        multiplier=own(problem.multiplier, rows),
+        sink=of_heads(problem.sink),
+        per_head=of_heads(problem.per_head),
+        positions=reference.positions(problem)[0][rows].cpu(),
+        first_keys=None,
+        span_keys=None,
+    )
+
+
+def ids_of_call(
+    context: CallContext, kind: str, shape: tuple[int, int, int, int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Token ids of queries and keys, [B, Q] and [B, K]; None where nothing that was passed has this length."""
+    batch, _, queries, keys = shape
+    own = _own_ids(context.stack, batch, queries)
+    if kind == "cross":
+        return own, _other_ids(context.stack, batch, keys)
+    if own is None or keys == queries:
+        return own, own
+    past = context.tokens.past
+    if not isinstance(past, int) or past + queries > keys:
+        return own, None
+    # Of what a cache holds only the places are known.
+    whole = own.new_full((batch, keys), -1)
+    whole[:, past : past + queries] = own
+    return own, whole
+
+
+def _own_ids(stack: list[Tokens], batch: int, tokens: int) -> Tensor | None:
+    """Ids of the innermost module that was called with any, if those of this length are unambiguous."""
+    for level in reversed(stack):
+        if level.ids is None:
+            return None
+        if level.ids:
+            fitting = [ids for ids in level.ids.values() if ids.shape == (batch, tokens)]
+            return fitting[0] if len(fitting) == 1 else None
+    return None
+
+
+def _other_ids(stack: list[Tokens], batch: int, tokens: int) -> Tensor | None:
+    """Ids of the sequence that a cross attention reads: of the outermost module that was called with fitting ones."""
+    for level in stack:
+        fitting = {name: ids for name, ids in (level.ids or {}).items() if ids.shape == (batch, tokens)}
+        if "input_ids" in fitting or len(fitting) == 1:
+            return fitting.get("input_ids", next(iter(fitting.values())))
+        if fitting:
+            return None
+    return None
+
+
+def naming(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
+    """How a tokenizer names ids, one by one; None if it cannot."""
+    if hasattr(tokenizer, "convert_ids_to_tokens"):
+        return lambda ids: _or_ids(tokenizer.convert_ids_to_tokens(ids), ids)
+    if hasattr(tokenizer, "decode"):
+        return lambda ids: [str(tokenizer.decode([number])) for number in ids]
+    if not callable(tokenizer):
+        return None
+    function: Callable[[list[int]], Any] = tokenizer
+    return lambda ids: _or_ids(function(ids), ids)
+
+
+def _or_ids(tokens: Sequence[Any], ids: list[int]) -> list[str]:
+    """Tokens; the id for one that is not in the vocabulary."""
+    if len(tokens) != len(ids):
+        raise InputError(f"pattern(tokenizer=...) must give a string for each of {len(ids)} ids, gave {len(tokens)}.")
+    return [str(number) if token is None else str(token) for token, number in zip(tokens, ids, strict=True)]

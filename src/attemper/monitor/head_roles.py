@@ -1,0 +1,201 @@
+"""The scores of every role for all heads of a call, on the first text that it holds; and a text of repeated tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+from unicodedata import category
+
+import torch
+from torch import Tensor, nn
+
+from attemper.backends import reference
+from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.errors import InputError
+from attemper.monitor.exact_weights import naming, weights
+from attemper.readings.roles import ROLES, RoleText
+from attemper.text import count
+
+MOST_TOKENS = 256
+"""Of the text, from its first token on."""
+MOST_WEIGHTS = 1 << 22
+"""Queries times keys times heads whose weights are computed at once: some times 32 MB."""
+MOST_REPEATED = 64
+"""Random tokens that a text of repeated tokens repeats."""
+Scores = dict[str, tuple[float | None, ...]]
+"""Role -> the score of each head; None where it is not known."""
+
+
+class RoleReader:
+    """Scores of calls. ``tokenizer``: names ids, by which separators are told; None: nobody can tell.
+
+    Raises:
+        InputError: the tokenizer cannot name an id.
+    """
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self._tokenizer = tokenizer
+        self._names = None if tokenizer is None else naming(tokenizer)
+        if tokenizer is not None and self._names is None:
+            raise InputError(
+                "scan(tokenizer=...) must have convert_ids_to_tokens or decode, or be a function from a list of ids to "
+                f"strings; got {type(tokenizer).__name__}."
+            )
+
+    def scores(
+        self, problem: Problem, kind: str, real: Tensor | None, ids: tuple[Tensor | None, Tensor | None]
+    ) -> Scores:
+        """The scores of a call's heads on its first sequence.
+
+        Args:
+            problem: of a call of all its rows.
+            kind: "self" or "cross".
+            real: [B, Q] bool, which queries are tokens; None for all.
+            ids: of queries [B, Q] and keys [B, K], -1 where one is not known; None where none is.
+        """
+        if 0 in (*problem.query.shape[:3], problem.key.shape[2]):
+            return {}
+        counted = None if real is None else real[0].cpu()
+        start = 0 if counted is None or problem.packed else int(counted.int().argmax())
+        keys = slice(_last_key(problem, start + MOST_TOKENS))
+        rows = slice(start, start + max(1, min(MOST_TOKENS, MOST_WEIGHTS // max(keys.stop, 1))))
+        own, others = (None if part is None else part[0].cpu() for part in ids)
+        text = self._places(problem, kind, rows, keys) | self._tokens(own, others, rows, keys)
+        step = max(1, MOST_WEIGHTS // max(1, keys.stop * (rows.stop - rows.start)))
+        step = step - step % problem.repeats or 1  # heads that share keys come together, or one by one
+        parts: list[list[Any]] = []
+        for head in range(0, problem.query.shape[1], step):
+            found, seen = weights(problem, 0, slice(head, head + step), rows, keys)
+            made = _role_text(found, seen, None if counted is None else counted[rows], text)
+            parts.append([role.score(made) for role in ROLES])
+        heads = problem.query.shape[1]
+        return {
+            role.name: tuple(_numbers(columns, heads))
+            for role, columns in zip(ROLES, zip(*parts, strict=True), strict=True)
+        }
+
+    def _places(self, problem: Problem, kind: str, rows: slice, keys: slice) -> dict[str, Any]:
+        """What of a ``RoleText`` follows from places."""
+        places = reference.key_places(problem).cpu()[keys]
+        first = places == 0 if problem.first_keys is None else problem.first_keys[0, keys].cpu()
+        same = problem.query.shape[2] == problem.key.shape[2]
+        known = same or problem.bottom_right or min(problem.left, problem.right) < UNBOUNDED
+        if kind == "cross" or not known:
+            return {"first": first}
+        return {"first": first, "distance": reference.positions(problem)[0].cpu()[rows, None] - places}
+
+    def _tokens(self, own: Tensor | None, others: Tensor | None, rows: slice, keys: slice) -> dict[str, Any]:
+        """What of a ``RoleText`` follows from tokens."""
+        found = {}
+        if others is not None:
+            others = others[keys]
+            if self._names is not None:
+                found["separators"] = self._is_separator(others)
+        if own is not None and others is not None:
+            before = torch.cat([others.new_full((1,), -1), others[:-1]])
+            own = own[rows, None]
+            found |= {"same_token": own == others, "after_same_token": own == before}
+        return found
+
+    def _is_separator(self, ids: Tensor) -> Tensor:
+        """[K] bool: ends of sentences and texts by their ids, and tokens of nothing but punctuation and separators."""
+        names = ("bos", "cls", "eos", "sep")
+        special = {getattr(self._tokenizer, f"{name}_token_id", None) for name in names}
+        known = [number for number in dict.fromkeys(ids.tolist()) if number >= 0]
+        assert self._names is not None
+        found = [one for one, name in zip(known, self._names(known), strict=True) if one in special or _separates(name)]
+        return torch.isin(ids, ids.new_tensor(found))
+
+
+_SPACES = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
+"""How vocabularies write what cannot be seen."""
+
+
+def _separates(token: str) -> bool:
+    """Whether all its characters are of Unicode's categories P (punctuation), Z (separators) and C (control)."""
+    return bool(token) and all(category(letter)[0] in "PZC" for letter in token.translate(_SPACES))
+
+
+def _role_text(found: Tensor, seen: Tensor, counted: Tensor | None, text: Mapping[str, Any]) -> RoleText:
+    """Weights [H, Q, K] so that each row that counts sums to 1: without NaN, with a sum above 0, of ``counted`` [Q]."""
+    mass = found.sum(-1, keepdim=True)
+    p, rows = found, mass > 0  # neither empty nor NaN
+    if not bool(((mass - 1).abs() < 1e-12).all()):
+        p = torch.where(rows, found, 0.0) / torch.where(rows, mass, 1.0)
+    visible = seen[:1] if seen.stride(0) == 0 else seen  # the same of every head
+    entropy = -torch.xlogy(p, p).sum(-1) / torch.log(visible.sum(-1).clamp(min=2).double())
+    counts = rows[..., 0] if counted is None else rows[..., 0] & counted
+    return RoleText(p, visible, counts, entropy, **text)
+
+
+def _numbers(columns: tuple[Any, ...], heads: int) -> list[float | None]:
+    """The scores of all heads, of parts [heads of the part]; None where one is not finite."""
+    if columns[0] is None:
+        return [None] * heads
+    return [value if math.isfinite(value) else None for value in torch.cat(columns).tolist()]
+
+
+def _last_key(problem: Problem, rows: int) -> int:
+    """How many keys, from the first on, the first ``rows`` rows see at most, by causality or a mask."""
+    keys = problem.key.shape[2]
+    if problem.right < UNBOUNDED and not problem.packed:
+        last = reference.positions(problem)[0][:rows].max() if rows and problem.query.shape[2] else 0
+        keys = min(keys, max(0, int(last) + problem.right + 1))
+    if problem.mask is not None and problem.mask.shape[3] > 1:
+        mask = problem.mask[0, :, :rows, :keys]
+        shown = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        seen = shown.flatten(0, 1).any(0).nonzero()
+        keys = int(seen.max()) + 1 if len(seen) else 0
+    return max(1, keys)
+
+
+def repeated_text(model: nn.Module, batch: Any) -> Any:
+    """A batch like ``batch`` of one text: its first token, then random tokens of the model's vocabulary, twice.
+
+    Raises:
+        InputError: the batch has no ids of tokens, its texts are too short, or the vocabulary is not known.
+    """
+    first = (
+        batch.get("input_ids") if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple | list) else batch
+    )
+    if not isinstance(first, Tensor) or first.dim() != 2 or first.is_floating_point():
+        raise InputError(
+            'scan(roles="repeated") needs ids of tokens, "input_ids" of a dict or the first argument, [B, tokens]: '
+            "roles=True takes what the model is given."
+        )
+    half = min(MOST_REPEATED, (first.shape[1] - 1) // 2)
+    vocabulary = _vocabulary(model)
+    if half < 2 or vocabulary < half:
+        raise InputError(
+            'scan(roles="repeated") repeats random tokens within the length of the first batch: '
+            f"{count(first.shape[1], 'token')} of a vocabulary of {vocabulary:,} are too few."
+        )
+    ids = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(0))[:half].to(first)
+    text = torch.cat([first[0, :1], ids, ids])[None]
+    if isinstance(batch, Tensor):
+        return text
+    if not isinstance(batch, Mapping):
+        return (text, *(part[:1] if isinstance(part, Tensor) else part for part in batch[1:]))
+    others = {
+        name: part[:1] if isinstance(part, Tensor) else part
+        for name, part in batch.items()
+        # What follows the text token by token, such as masks and positions, is what the model makes of it itself.
+        if not isinstance(part, Tensor) or name.startswith("decoder_") or part.shape[:2] != first.shape
+    }
+    return others | {"input_ids": text}
+
+
+def _vocabulary(model: nn.Module) -> int:
+    """How many ids a model knows.
+
+    Raises:
+        InputError: it does not say.
+    """
+    try:
+        return int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    except (AttributeError, NotImplementedError, TypeError) as error:
+        raise InputError(
+            'scan(roles="repeated") draws tokens from the vocabulary of the model, which has no '
+            "get_input_embeddings(): pass a text with repeats and roles=True."
+        ) from error
