@@ -11,6 +11,7 @@ from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.readings.alarms import KINDS as ALARMS
+from research.early_warning.default_alarms import COUNTS, JUDGED
 from research.early_warning.faults import KINDS
 from research.early_warning.results import COMBINATION, NAME, share
 
@@ -211,7 +212,7 @@ def _default_alarms(content: Mapping[str, Any]) -> Table:
         parts = [_of((len(some), len(runs))) for some, runs in zip(rung, (healthy, harmless, hurt), strict=True)]
         if any(rung):
             rows.append((name, severity, *parts, median(leads) if leads else None, len(leads)))
-        elif name in ALARMS and not (ALARMS[name].needs_ranks or ALARMS[name].of_loss):
+        elif name in ALARMS and ALARMS[name].quantity in (*JUDGED, *COUNTS):
             silent.append(name)
     loud = sum(bool(row["alarms"].keys() & set(heard)) for row in healthy)
     return Table(

@@ -143,3 +143,11 @@ def test_heads_of_a_card_of_a_scan_stand_worst_first(kind: str, order: list[int]
     (card,) = groups(given, towers(given.sites))
     assert [place.head for place in card.places] == order
     assert card.order == "alarms.worst_first"
+
+
+def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:
+    """Shuffled data raise the loss for good, and the alarm of the jump ends as the new loss becomes usual."""
+    rang = replace(alarm("loss_spike", "warning", "loss", None, 9.0), since=182, ended=192)
+    found = verdict(reading(site("layer.0")), (rang,))
+    assert found.level == "notice"
+    assert found.sentence.endswith("1 earlier warning has ended, at step 192; no warning stands now.")

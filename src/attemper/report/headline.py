@@ -15,9 +15,9 @@ MOST_KINDS = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """``level`` is the worst severity, as on the cards below it: critical, warning, notice, or fine without an
-    alarm; untrained, where a watched model looks it; unjudged, where no row sees enough keys; or empty, where
-    nothing was measured.
+    """``level`` is the worst severity, as on the cards below it: critical, warning, notice, or fine without an alarm.
+    A run whose warnings have all ended is a notice: what they told of may have stayed. untrained: a watched model
+    looks it; unjudged: no row sees enough keys; empty: nothing was measured.
     """
 
     level: str
@@ -64,6 +64,8 @@ def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
         level, end = "untrained", ""
     elif not any(head.judged for head in heads):
         level, end = "unjudged", ""
+    elif history["past"]:
+        level, end = "notice", message("verdict.now")
     return Verdict(level, message("verdict.sentence", found=Clauses(calm), end=end, **parts))
 
 
