@@ -14,9 +14,7 @@ _HELD = 64
 
 
 def sequences_of(batch: Any, *, whole: bool = False) -> list[Tensor] | None:
-    """The token ids of each sequence of a batch, [tokens], padding left out unless ``whole``; None where it holds no
-    ids.
-    """
+    """The token ids of each sequence of a batch, [tokens], padding left out unless ``whole``; None if it holds none."""
     ids, mask = _ids(batch)
     return None if ids is None else _real(ids, None if whole else mask)
 
