@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -81,11 +83,68 @@ class Decay(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         entering = self.enter(self.embedding(input_ids))
-        entering = entering * attention_mask[..., None] if self.masked else entering
-        states = [torch.zeros_like(entering[:, 0])]
-        for token in entering.unbind(1):
-            states.append(0.9 * states[-1] + token)
-        return torch.stack(states[1:], 1)
+        return decay(entering * attention_mask[..., None] if self.masked else entering)
+
+
+class Hybrid(nn.Module):
+    """Attention that keeps documents apart, a convolution over three tokens, and a state that decays: ``apart`` names
+    those of the two that begin anew with a document.
+    """
+
+    def __init__(self, *parts: str) -> None:
+        super().__init__()
+        self.embedding, self.attention = nn.Embedding(100, 16), Attention(lambda _: 0.0)
+        self.convolution, self.state, self.apart = nn.Conv1d(16, 16, 3, groups=16), State(), parts
+
+    def forward(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
+        starts = cu_seqlens.tolist()
+        documents = torch.bucketize(torch.arange(input_ids.shape[1]), cu_seqlens, right=True)
+        same = documents[:, None] == documents
+        states = self.attention(self.embedding(input_ids), seen(input_ids) & same)
+        for name, layer in (("convolution", self.convolve), ("state", self.state)):
+            ends = starts if name in self.apart else [0, starts[-1]]
+            states = torch.cat([layer(states[:, first:last]) for first, last in pairwise(ends)], 1)
+        return states
+
+    def convolve(self, states: Tensor) -> Tensor:
+        return states + self.convolution(functional.pad(states.transpose(1, 2), (2, 0))).transpose(1, 2)
+
+
+class State(nn.Module):
+    """What enters a state that decays, through a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(16, 16, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return decay(self.enter(states))
+
+
+def decay(entering: Tensor) -> Tensor:
+    """[B, T, E]: a state that decays from token to token, and what enters it."""
+    states = [torch.zeros_like(entering[:, 0])]
+    for token in entering.unbind(1):
+        states.append(0.9 * states[-1] + token)
+    return torch.stack(states[1:], 1)
+
+
+class Cached(nn.Module):
+    """One layer with a window of eight keys, and a cache of all; ``always``: the window holds with the cache, too."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__()
+        self.embedding, self.project, self.always = nn.Embedding(100, 16), nn.Linear(16, 48), always
+        self.config = SimpleNamespace(use_cache=True)
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = True) -> SimpleNamespace:
+        query, key, value = self.project(self.embedding(input_ids)).chunk(3, -1)
+        if past_key_values is not None:
+            key, value = (torch.cat(pair, 1) for pair in zip(past_key_values, (key, value), strict=True))
+        back = 7 if self.always or past_key_values is None else 1000
+        mask = seen(torch.empty(1, key.shape[1]), back=back)[:, -query.shape[1] :]
+        states = functional.scaled_dot_product_attention(query, key, value, mask)
+        return SimpleNamespace(states=states, past_key_values=(key, value) if use_cache else None)
 
 
 def seen(ids: Tensor, *, ahead: int = 0, back: int = 1000) -> Tensor:
@@ -189,6 +248,10 @@ def _of_boundaries() -> dict[str, Tensor]:
     return {"documents": positions().eq(0).cumsum(1)}
 
 
+def _packed() -> dict[str, Tensor]:
+    return {"input_ids": ids(1), "cu_seqlens": torch.tensor([0, 28, TOKENS])}
+
+
 def _blocks(*, added: bool) -> Tensor:
     blocks = apart(ids(1), positions())[:, None]
     return torch.where(blocks, 0.0, torch.finfo(torch.float32).min) if added else blocks
@@ -235,6 +298,35 @@ FAULTS = (
         lambda: (
             qwen(), {"input_ids": ids(), "attention_mask": mask(), "use_cache": False},
             {"documents": torch.zeros((2, TOKENS), dtype=torch.int64)},
+        ),
+    ),
+    Fault(
+        "boundaries in the convolution alone", ("THUDM/slime#1686",),
+        "`cu_seqlens` reach the convolution of a linear attention, and not its state", "documents",
+        lambda: (Hybrid("convolution"), _packed(), {"causal": True}),
+        lambda: (Hybrid("convolution", "state"), _packed(), {"causal": True}),
+    ),
+    Fault(
+        "boundaries are lost", ("modelscope/ms-swift#9618", "huggingface/transformers#46093"),
+        "`cu_seqlens` reach the attention, and get lost on the way to the linear attention", "documents",
+        lambda: (Hybrid(), _packed(), {"causal": True}),
+        lambda: (Hybrid("convolution", "state"), _packed(), {"causal": True}),
+    ),
+    Fault(
+        "convolution over boundaries", ("huggingface/transformers#46588",),
+        "a short convolution slides over the boundary of documents", "documents",
+        lambda: (Hybrid("state"), _packed(), {"causal": True}),
+        lambda: (Hybrid("convolution", "state"), _packed(), {"causal": True}),
+    ),
+    Fault(
+        "positions alone", ("huggingface/nanoVLM#204",),
+        "positions start anew with each document, the mask knows of none", "documents",
+        lambda: (
+            Tiny(lambda one, *_: seen(one)), {"input_ids": ids(1), "position_ids": positions()}, {"causal": True}
+        ),
+        lambda: (
+            Tiny(lambda one, places, _: apart(one, places)), {"input_ids": ids(1), "position_ids": positions()},
+            {"causal": True},
         ),
     ),
     Fault(
@@ -309,6 +401,12 @@ FAULTS = (
         lambda: (llama(), {"input_ids": ids()}, {}),
     ),
     Fault(
+        "no window with a cache", ("vllm-project/vllm#23969",),
+        "the window holds in the pass over the prompt, and not for tokens that are read with the cache", "cache",
+        lambda: (Cached(always=False), {"input_ids": ids()}, {"causal": True, "window": 8}),
+        lambda: (Cached(always=True), {"input_ids": ids()}, {"causal": True, "window": 8}),
+    ),
+    Fault(
         "dropout at evaluation", ("pytorch/pytorch#124464", "karpathy/nanoGPT#240"),
         "dropout_p is given whatever the mode", "repeat",
         lambda: (Tiny(lambda one, *_: seen(one), dropout=lambda _: 0.1), {"input_ids": ids()}, {"causal": True}),
@@ -331,6 +429,10 @@ CHINESE = {
     "concatenated": "文本首尾相接，没有任何东西告诉模型",
     "mask of ones": "全 1 的 attention_mask 让 `position_ids` 的声明失效",
     "state of a delta rule": "注意力隔开了打包的文档，其间的 delta rule 把状态带了过去",
+    "boundaries in the convolution alone": "`cu_seqlens` 传到了线性注意力的卷积，没有传到它的状态",
+    "boundaries are lost": "`cu_seqlens` 传到了注意力，在去往线性注意力的途中丢失",
+    "convolution over boundaries": "短卷积跨过了文档的边界",
+    "positions alone": "位置在每篇文档重新计数，mask 却不知道文档",
     "bool mask, added": "eager 注意力把 bool mask 当作 0 和 1 加上去",
     "mask of an encoder": "解码器得到编码器的 mask，或没有 mask",
     "padding is text": "带 padding 的文本没有 mask",
@@ -340,6 +442,7 @@ CHINESE = {
     "one key more": "大小为 8 的窗口把行自己的 key 算作第九个",
     "no window": "编码器两侧的窗口被漏掉",
     "cache loses a key": "缓存丢掉了还需要的 key",
+    "no window with a cache": "窗口在读取提示时生效，用缓存读取 token 时没有",
     "dropout at evaluation": "无论什么模式都传入 dropout_p",
     "no softcap": "配置里的 softcap 没有传到 kernel",
 }

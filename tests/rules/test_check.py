@@ -208,6 +208,38 @@ class Noisy(nn.Module):
         return nn.functional.dropout(self.project(states), 0.3)
 
 
+class Result:
+    """What a model gives as an object of its own."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.states = states
+
+
+class Bare(nn.Module):
+    """Tokens that see later ones, without a part that is looked at; ``given``: how it gives what it found."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.table, self.given = nn.Parameter(torch.randn(100, 16)), given
+
+    def forward(self, ids: Tensor) -> Any:
+        states = self.table[ids]
+        return self.given(states + states.flip(1))
+
+
+@pytest.mark.parametrize("given", [Result, lambda states: states.flatten(0, 1), lambda states: [states]])
+def test_what_a_model_gives_is_compared_in_whatever_form_it_is(given: Any):
+    found = attemper.check(Bare(given).eval(), ids(), causal=True)["causal"]
+    assert (found.verdict, found.site) == ("broken", "the output")
+
+
+def test_what_cannot_be_compared_is_not_kept():
+    report = attemper.check(Bare(lambda states: states.sum()).eval(), ids(), causal=True)
+    for name in ("causal", "batch", "repeat"):
+        assert report[name].verdict == "cannot tell"
+        assert report[name].message == "nothing that the model gives has a row for each token"
+
+
 def test_attention_by_hand_is_read_and_a_key_too_many_is_one():
     assert attemper.check(Mixer(Attention()).eval(), ids(), causal=True)["causal"].verdict == "kept"
     found = attemper.check(Mixer(Attention(ahead=1)).eval(), ids(), causal=True)["causal"]

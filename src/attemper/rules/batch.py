@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from attemper.rules.moves import movement
-from attemper.rules.session import CannotExchangeError, RuleKind, Session, Tests
+from attemper.rules.moves import CannotExchangeError, movement
+from attemper.rules.session import RuleKind, Session, Tests
 
 
 def judge(session: Session, tests: Tests) -> str:

@@ -32,6 +32,10 @@ gives is seen in its block.
 _SEED = 20_001
 
 
+class CannotExchangeError(Exception):
+    """Says why tokens cannot be exchanged, or nothing can be compared."""
+
+
 @dataclass
 class Trace:
     """Projections of what a pass gave, in the order in which modules were done."""
@@ -152,10 +156,13 @@ class Runner:
 
     def _take_output(self, found: Trace, name: str, result: Any, batch: TokenBatch) -> None:
         size, lengths = batch.shape[0], set(batch.lengths.values())
-        # Caches, which are neither dicts nor lists, hold no output.
-        for leaf in _floating(list(result.values()) if isinstance(result, Mapping) else result):
+        # A result may be an object with fields. Caches are within one, and hold no output.
+        fields = result if isinstance(result, Mapping) else getattr(result, "__dict__", None)
+        for leaf in _floating(result if fields is None or isinstance(result, Tensor) else list(fields.values())):
             swapped = leaf.dim() > 2 and leaf.shape[0] != size == leaf.shape[1] and leaf.shape[0] in lengths
             states = leaf.transpose(0, 1) if swapped else leaf
+            if states.dim() > 1 and states.shape[0] != size and states.shape[0] in {size * one for one in lengths}:
+                states = states.unflatten(0, (size, -1))  # sequences laid end to end
             if states.dim() < 2 or states.shape[0] != size:
                 continue
             if states.dim() > 2 and name not in found.rows and states.shape[1] <= max(lengths):
@@ -225,13 +232,18 @@ def movement(
         stay: the rows that must not move.
         limit: of each block, how far noise moves it.
         whole: [B] bool: sequences whose outputs as a whole must not move either; None: these are not compared.
+
+    Raises:
+        CannotExchangeError: the passes have nothing that could be compared.
     """
     found = [*changes(base, changed, stay)]
     moved = [float(change.max()) for _, change in found[-1:]]
-    for name in base.whole.keys() & changed.whole.keys() if whole is not None else ():
-        if base.whole[name].shape == changed.whole[name].shape:
-            found.append((name, relative_change(base.whole[name], changed.whole[name]) * whole))
+    for name, one in base.whole.items():
+        if whole is not None and (other := changed.whole.get(name)) is not None and other.shape == one.shape:
+            found.append((name, relative_change(one, other) * whole))
             moved.append(float(found[-1][1].max()))
+    if not found:
+        raise CannotExchangeError("nothing that the model gives has a row for each token")
     counts, order = ((name, int((change > limit(name)).sum())) for name, change in found), list(base.rows)
     site, rows = next((one for one in counts if one[1]), (None, 0))
     place = order.index(site) if site in order else len(order)

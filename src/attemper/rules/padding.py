@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.rules.declared import Said
-from attemper.rules.moves import movement, with_others
-from attemper.rules.session import CannotExchangeError, RuleKind, Session, Tests
+from attemper.rules.moves import CannotExchangeError, movement, with_others
+from attemper.rules.session import RuleKind, Session, Tests
 from attemper.rules.token_batch import HIDING, TokenBatch, takes
 
 ADDED = 5

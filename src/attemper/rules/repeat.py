@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from attemper.rules.moves import movement
 from attemper.rules.session import RuleKind, Session, Tests
 
 
 def judge(session: Session, tests: Tests) -> str:
-    found = movement(session.base, session.again, session.stay(), session.other_shape)
-    tests.add("running the same batch again", found)
+    with tests.attempt("it cannot be compared: "):
+        whole = torch.ones(session.batch.shape[0], dtype=torch.bool)
+        found = movement(session.base, session.again, session.stay(), session.other_shape, whole)
+        tests.add("running the same batch again", found)
     return "two runs are equal (always)"
 
 

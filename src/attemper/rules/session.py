@@ -16,7 +16,18 @@ from attemper.readings.labels import LAYER_KINDS
 from attemper.results.check import Rule
 from attemper.rules.declared import Declaration, Said, text_config
 from attemper.rules.keys import ELSEWHERE, SeenKeys
-from attemper.rules.moves import COMPILED, OUTPUT, Movement, Runner, Stay, Trace, changes, movement, with_others
+from attemper.rules.moves import (
+    COMPILED,
+    OUTPUT,
+    CannotExchangeError,
+    Movement,
+    Runner,
+    Stay,
+    Trace,
+    changes,
+    movement,
+    with_others,
+)
 from attemper.rules.token_batch import TokenBatch
 from attemper.sites.find import all_sites
 from attemper.sites.names import Names, unwrap
@@ -49,10 +60,6 @@ class RuleKind:
 
 class NotDeclaredError(Exception):
     """Says why nothing declares a rule."""
-
-
-class CannotExchangeError(Exception):
-    """Says why tokens cannot be exchanged."""
 
 
 @dataclass
