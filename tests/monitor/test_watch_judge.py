@@ -30,7 +30,7 @@ def test_the_table_of_a_watch_says_which_alarms_have_nothing_to_judge_yet() -> N
         watch.step()
         table = watch.table()
     assert table.not_judged == (
-        "waits until heads have settled: drift of 4 of 4 heads.",
+        "not judged yet: drift of 4 of 4 heads, which have not settled.",
         "not judged: loss_spike, nonfinite_loss; there is no loss.",
     )
     assert table.not_judged[0] in str(table)

@@ -175,7 +175,7 @@ def test_a_head_that_never_settles_does_not_drift_and_that_is_said():
     for given in series(ENTROPY, np.linspace(0.9, 0.2, 60)):
         one.feed(given)
     assert told(one.alarms, "drift") == []
-    assert "waits until heads have settled: drift of 1 of 2 heads." in one.notes
+    assert "not judged yet: drift of 1 of 2 heads, which have not settled." in one.notes
 
 
 def test_a_head_is_dead_that_is_uniform_in_twenty_readings():

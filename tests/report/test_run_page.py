@@ -54,9 +54,9 @@ def history_of(data: dict[str, Any]) -> dict[tuple[int, int, str], np.ndarray]:
 def test_it_says_what_happened_since_when_and_what_to_do(collapse: Run) -> None:
     html = run_page(collapse)
     text = shown_text(html)
-    assert "6 heads in 2 layers: 1 layer has collapsed (since step 219)" in text
+    assert "1 layer has collapsed (since step 219)" in text
     assert "First warning step 100 layer 0, head 0" in text
-    assert "2 earlier warnings have ended, the last at step 151; before step 100 there was no warning" in text
+    assert "2 earlier warnings have ended, the last at step 151. Before step 100 there was no warning" in text
     assert "This line holds it, unless queries or keys are normalised: attemper.QKClip(model, threshold=" in text
     assert text.index("layer collapsed") < text.index("Every head, step by step"), "alarms come before the map"
     assert html == run_page(collapse), "to the byte"

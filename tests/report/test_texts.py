@@ -100,7 +100,7 @@ NOTES = (
     "too few keys to judge (32 needed): all 16 heads; give longer inputs or lower fewest_keys.",
     "no valid row to judge: the only head.",
     "the model looks untrained: 1 of 72 heads is near uniform; while it does, they raise no alarm.",
-    "waits until heads have settled: drift of 6 of 16 heads.",
+    "not judged yet: drift of 6 of 16 heads, which have not settled.",
     "not judged: logits; there is no max_logit.",
     "3 samples are lost: disk full",
     "1 sample is lost: disk full",
@@ -129,9 +129,8 @@ def test_notes_of_readings_and_of_runs_are_among_them() -> None:
 def test_the_verdict_is_said_in_chinese() -> None:
     alarms = (readings.alarm("logits", "warning", "layer.0", 1, 143.25),)
     found = verdict(readings.reading(readings.site("layer.0"), alarms=alarms, skipped=(Skipped("a", "b"),)))
-    assert (
-        say(found.said, "zh") == "1 层共 4 个头：1 个头的 logit 过大，超过 100，最大 143.2；跳过了 1 个模块，没有测量。"
-    )
+    said = [say(one, "zh") for one in (found.said, *found.rest)]
+    assert said == ["1 个头的 logit 过大，超过 100，最大 143.2。", "跳过了 1 个模块，没有测量。"]
 
 
 def test_lists_numbers_and_dates() -> None:

@@ -10,8 +10,9 @@ import pytest
 from attemper.readings.alarms import ALARMS
 from attemper.readings.reading import Skipped
 from attemper.report.document import towers
-from attemper.report.headline import verdict
+from attemper.report.headline import LONGEST, verdict
 from attemper.report.key_figures import groups
+from attemper.report.texts import say
 from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
 
 
@@ -19,8 +20,8 @@ def test_notices_of_a_healthy_model_are_counted_and_not_called_fine() -> None:
     found = verdict(minilm())
     assert found.level == "notice"
     assert found.sentence == (
-        "72 heads in 6 layers: 1 head is nearly one-hot, 3 heads are nearly uniform, and the largest logit is 77.25; "
-        "no limit of a warning is passed, 4 notices are worth knowing."
+        "No warning in 72 heads in 6 layers: 1 head is nearly one-hot, 3 heads are nearly uniform, and the largest "
+        "logit is 77.25."
     )
 
 
@@ -38,7 +39,7 @@ def test_the_verdict_and_the_cards_of_alarms_say_the_same() -> None:
         cards, found = groups(one, towers(one.sites)), verdict(one)
         assert len(cards) == len(given)
         assert found.level == (cards[0].level if cards else "fine")
-        assert ("nothing needs attention" in found.sentence) == (not cards)
+        assert found.sentence.startswith("Nothing looks wrong") == (not cards)
         assert all(clauses[severity] in found.sentence for severity in given)
 
 
@@ -50,34 +51,33 @@ def test_a_warning_comes_before_notices_and_nothing_is_called_fine() -> None:
     )
     found = verdict(reading(site("layer.0"), alarms=alarms))
     assert found.level == "warning"
-    assert found.sentence == (
-        "4 heads in 1 layer: 2 heads have logits above 100, the largest 143.2 and 1 head rests on the first token."
-    )
+    assert found.sentence == ("2 heads have logits above 100, the largest 143.2 and 1 head rests on the first token.")
 
 
 def test_the_largest_logit_of_sampled_rows_is_a_bound() -> None:
     alarms = (alarm("logits", "warning", "layer.0", 1, 143.25),)
     warned = verdict(reading(site("layer.0"), alarms=alarms, sampled_rows=64)).sentence
-    assert warned == "4 heads in 1 layer: 1 head has logits above 100, the largest at least 143.2."
+    assert warned == "1 head has logits above 100, the largest at least 143.2."
     calm = verdict(reading(site("layer.0", 1), sampled_rows=64)).sentence
-    assert calm == "1 head in 1 layer: the largest logit is at least 10; nothing needs attention."
+    assert calm == "Nothing looks wrong in 1 head in 1 layer: the largest logit is at least 10."
 
 
 def test_a_critical_alarm_comes_first_and_says_where_it_begins() -> None:
     found = verdict(encoder_decoder())
     assert found.level == "critical"
     assert found.sentence == (
-        "104 heads in 13 layers: 1 head has NaN or infinite scores, in decoder.block.0.layer.1.EncDecAttention; "
-        "besides, 2 heads have logits above 100, the largest 143.2 and 8 heads rest on the first token; 8 heads have "
-        "no valid row and 1 module was skipped and not measured."
+        "1 head has NaN or infinite scores, in decoder.block.0.layer.1.EncDecAttention and 2 heads have logits above "
+        "100, the largest 143.2. Besides, 8 heads rest on the first token. 8 heads have no valid row. 1 module was "
+        "skipped and not measured."
     )
+    assert len(str(say(found.said))) <= LONGEST
 
 
 def test_heads_that_are_all_broken_are_critical_not_empty() -> None:
     broken = replace(silent("layer.0", 1), heads=(head(0, None, nonfinite_rows=5),))
     found = verdict(reading(broken, alarms=(alarm("nonfinite", "critical", "layer.0", 0, 5.0),)))
     assert found.level == "critical"
-    assert found.sentence.startswith("1 head in 1 layer: 1 head has NaN or infinite scores, in layer.0")
+    assert found.sentence.startswith("1 head has NaN or infinite scores, in layer.0")
 
 
 def test_nothing_measured_is_said() -> None:
@@ -99,9 +99,7 @@ def test_rows_that_see_too_few_keys_are_not_judged() -> None:
     )
     found = verdict(reading(replace(site("layer.0", 2), heads=(one, replace(short, head=1)))))
     assert found.level == "fine"
-    assert found.sentence.endswith(
-        "1 sees too few keys to judge sharpness (32 needed); nothing needs attention in the others."
-    )
+    assert found.sentence.endswith("the largest logit is 10 and 1 sees too few keys to judge sharpness (32 needed).")
 
 
 def test_many_kinds_of_alarms_are_counted_not_listed() -> None:
@@ -150,4 +148,6 @@ def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:
     rang = replace(alarm("loss_spike", "warning", "loss", None, 9.0), since=182, ended=192)
     found = verdict(reading(site("layer.0")), (rang,))
     assert found.level == "notice"
-    assert found.sentence.endswith("1 earlier warning has ended, at step 192; no warning stands now.")
+    assert found.sentence == (
+        "No warning now in 4 heads in 1 layer: the largest logit is 17.5. 1 earlier warning has ended, at step 192."
+    )

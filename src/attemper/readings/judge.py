@@ -194,7 +194,7 @@ class Judge:
                 unsettled = int(np.isnan(self._memories[kind.quantity].window.centre).sum())
                 of = count(len(self._columns), "head")
                 if unsettled:
-                    found.append(f"waits until heads have settled: {kind.name} of {unsettled} of {of}.")
+                    found.append(f"not judged yet: {kind.name} of {unsettled} of {of}, which have not settled.")
         return (*found, *self.loss.notes)
 
     def _keep(self) -> None:

@@ -11,6 +11,8 @@ from attemper.report.texts import Clauses, Message, message, say
 from attemper.text import clean, cut
 
 MOST_KINDS = 5
+LONGEST = 160
+"""Characters of the sentence, in English: what it has no room for is said behind it, folded on a phone."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,17 @@ class Verdict:
 
     level: str
     said: Message
+    rest: tuple[Message, ...] = ()
+    """Further sentences."""
 
     @property
     def sentence(self) -> str:
-        """In English."""
-        return say(self.said)
+        """All of it, in English."""
+        return " ".join(map(say, (self.said, *self.rest)))
 
 
 def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
-    """One sentence on the whole reading.
+    """What the whole reading amounts to.
 
     Args:
         past: alarms of a run that have ended.
@@ -39,34 +43,44 @@ def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
     alarms = {severity: _of(reading, severity) for severity in ("critical", "warning", "notice")}
     if not any(head.rows for head in heads) and not alarms["critical"]:
         return Verdict("empty", _nothing(reading, heads))
-    history = {"past": _past(past), "before": _before((*reading.alarms, *past))}
-    parts = {"total": _total(reading, heads), "gaps": _gaps(reading, heads), **history}
     is_bound = reading.sampled_rows is not None
-    if alarms["critical"]:
-        others = [*_clauses(alarms["warning"], is_bound), *_clauses(alarms["notice"], is_bound)]
-        parts["rest"] = message("verdict.besides", others=Clauses(others)) if others else ""
-        found = Clauses(_clauses(alarms["critical"], is_bound))
-        return Verdict("critical", message("verdict.broken", found=found, where=_first(alarms["critical"]), **parts))
-    if alarms["warning"]:
-        noticed = [*_clauses(alarms["warning"], is_bound), *_clauses(alarms["notice"], is_bound)]
-        return Verdict("warning", message("verdict.sentence", found=Clauses(noticed), end="", **parts))
+    level = next((severity for severity, found in alarms.items() if found), "fine")
+    clauses = [clause for found in alarms.values() for clause in _clauses(found, is_bound)]
+    history, gaps = [*_past(past), *_before((*reading.alarms, *past))], _gaps(reading, heads)
+    if level == "critical":
+        clauses[0] = message("verdict.placed", clause=clauses[0], where=_first(alarms["critical"]))
+    if level in ("critical", "warning"):
+        return _fitted(level, "ill", clauses, (), [*gaps, *history])
     short = [head for head in heads if head.rows and not head.judged]
-    calm = [
-        *_clauses(alarms["notice"], is_bound),
-        *_uniform_heads(reading),
-        *_largest_logit(heads, is_bound),
-        *_short_rows(reading, short),
-    ]
-    level, end = "fine", message("verdict.others" if short else "verdict.nothing")
-    if alarms["notice"]:
-        level, end = "notice", message("verdict.notices", n=len(alarms["notice"]))
-    elif reading.untrained_heads:
-        level, end = "untrained", ""
-    elif not any(head.judged for head in heads):
-        level, end = "unjudged", ""
-    elif history["past"]:
-        level, end = "notice", message("verdict.now")
-    return Verdict(level, message("verdict.sentence", found=Clauses(calm), end=end, **parts))
+    calm = [*_uniform_heads(reading), *_largest_logit(heads, is_bound), *_short_rows(reading, short)]
+    if level == "fine" and reading.untrained_heads:
+        level = "untrained"
+    elif level == "fine" and len(short) == sum(bool(head.rows) for head in heads):
+        level = "unjudged"
+    elif history:
+        level = "notice"
+    opening = "passed" if level == "notice" and history else level
+    # What was not measured stands in the sentence itself: without it, "nothing looks wrong" says too much.
+    return _fitted(level, opening, [*clauses, *calm], gaps, history, total=_total(reading, heads))
+
+
+def _fitted(
+    level: str,
+    opening: str,
+    clauses: Sequence[Message],
+    always: Sequence[Message],
+    rest: Sequence[Message],
+    **parts: Message,
+) -> Verdict:
+    """As many of the clauses as there is room for, at least one; the others behind it."""
+
+    def lead(many: int) -> Message:
+        return message(f"verdict.{opening}", found=Clauses([*clauses[:many], *always]), **parts)
+
+    many = next((many for many in range(len(clauses), 1, -1) if len(say(lead(many))) <= LONGEST), 1)
+    others = clauses[many:]
+    more = [message("verdict.besides", others=Clauses(others))] if others else []
+    return Verdict(level, lead(many), (*more, *(message("verdict.said", said=one) for one in rest)))
 
 
 def _total(reading: Reading, heads: list[HeadReading]) -> Message:
@@ -140,22 +154,22 @@ def _short_rows(reading: Reading, short: list[HeadReading]) -> Iterator[Message]
         yield message("verdict.short", n=len(short), needed=reading.fewest_keys)
 
 
-def _gaps(reading: Reading, heads: list[HeadReading]) -> Message | str:
-    """What the sentence does not cover."""
+def _gaps(reading: Reading, heads: list[HeadReading]) -> list[Message]:
+    """What the numbers do not cover."""
     silent = sum(not head.rows for head in heads)
-    parts = [message("verdict.silent", n=silent)] if silent else []
-    if reading.skipped:
-        parts.append(message("verdict.skipped", n=len(reading.skipped)))
-    return message("verdict.gaps", parts=Clauses(parts)) if parts else ""
+    found = [message("verdict.silent", n=silent)] if silent else []
+    return [*found, message("verdict.skipped", n=len(reading.skipped))] if reading.skipped else found
 
 
-def _past(alarms: Sequence[Alarm]) -> Message | str:
+def _past(alarms: Sequence[Alarm]) -> Iterator[Message]:
     """Warnings and worse that came and went."""
     ended = [alarm.ended for alarm in alarms if alarm.ended is not None and is_heard(alarm)]
-    return message("verdict.past", n=len(ended), step=max(ended)) if ended else ""
+    if ended:
+        yield message("verdict.past", n=len(ended), step=max(ended))
 
 
-def _before(alarms: Sequence[Alarm]) -> Message | str:
+def _before(alarms: Sequence[Alarm]) -> Iterator[Message]:
     """Which checkpoints come before every warning, where warnings began at several steps."""
     begun = {alarm.since for alarm in alarms if alarm.since is not None and is_heard(alarm)}
-    return message("verdict.before", step=min(begun)) if len(begun) > 1 else ""
+    if len(begun) > 1:
+        yield message("verdict.before", step=min(begun))

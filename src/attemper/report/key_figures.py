@@ -123,12 +123,17 @@ def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]
     return Place(site, head, label if label == cut(clean(name), 24) else message("head.layer", label=label), title)
 
 
+def first_heard(alarms: Sequence[Alarm]) -> Alarm | None:
+    """The first alarm of a run that is a warning or worse."""
+    heard = [alarm for alarm in alarms if is_heard(alarm) and alarm.since is not None]
+    return min(heard, key=lambda alarm: alarm.since or 0, default=None)
+
+
 def first_warning(reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[Alarm]) -> Figure | None:
     """When and where a run first had an alarm that is a warning or worse."""
-    heard = [alarm for alarm in alarms if is_heard(alarm) and alarm.since is not None]
-    if not heard:
+    first = first_heard(alarms)
+    if first is None:
         return None
-    first = min(heard, key=lambda alarm: alarm.since or 0)
     labels, site = spoken_labels(towers), site_of(first, by_name(reading.sites))
     place = _alarm_place(first, site, labels)
     return Figure(
@@ -185,18 +190,22 @@ def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
     def extreme(title: str, unit: Message | str, found: tuple[float, int, int]) -> Figure:
         value, at, head = found
         place = _place(at, head, reading.sites[at].name, labels)
-        return Figure(
-            message(f"figure.{title}"), float(value), unit, replace(place, label=_spoken(at, head, place, labels))
-        )
+        place = replace(place, label=_spoken(at, head, place, labels))
+        return Figure(message(f"figure.{title}"), _rounded(value, unit), unit, place)
 
     of_log, logits = message("statistic.normalized_entropy.unit"), _values(reading, "max_logit")
     largest = "logit" if reading.sampled_rows is None else "logit_at_least"
     return (
-        Figure(message("figure.mean"), mean, of_log),
+        Figure(message("figure.mean"), _rounded(mean, of_log), of_log),
         extreme("sharpest", of_log, min(entropies, key=_value)),
         extreme("diffuse", of_log, max(entropies, key=_value)),
         *([extreme(largest, "", max(logits, key=_value))] if logits else []),
     )
+
+
+def _rounded(value: float, unit: Message | str) -> float:
+    """Shares to three places: a reader does nothing with more."""
+    return round(float(value), 3) if unit else float(value)
 
 
 def _values(reading: Reading, key: str) -> list[tuple[float, int, int]]:

@@ -16,10 +16,10 @@ from attemper.files import write_whole
 from attemper.readings.alarms import SEVERITIES, level_of
 from attemper.readings.reading import Alarm, Reading, SiteReading
 from attemper.report import texts
-from attemper.report.document import document, file_name, quantities, towers
+from attemper.report.document import by_name, document, file_name, quantities, site_of, towers
 from attemper.report.headline import verdict
 from attemper.report.history import Courses, loss_course, restarts
-from attemper.report.key_figures import figures, first_warning, groups, origin
+from attemper.report.key_figures import figures, first_heard, first_warning, groups, origin
 from attemper.report.page import LARGEST_BYTES, render, size_facts
 from attemper.report.texts import Clauses, Date, Message, message
 from attemper.store.run import StoredRun
@@ -69,11 +69,21 @@ def run_page(run: StoredRun, last: Reading | None = None, *, look: Mapping[str, 
             "look": look,
         }
         drawn = given["towers"]
-        data = document(reading, drawn, details=details, alarms=alarms) | {"pictures": [], "loss": loss_course(run)}
+        data = document(reading, drawn, details=details, alarms=alarms) | {
+            "pictures": [],
+            "loss": loss_course(run),
+            "opens": None if look else _opening(reading, judge.alarms),
+        }
         bare = render(reading, data=Markup(script_json(data | {"run": None})), **given)
         room = LARGEST_BYTES - len(bare.encode("utf-8")) - _ROOM
         data["run"] = Courses(run, reading, alarms).pack(room)
         return render(reading, data=Markup(script_json(data)), **given)
+
+
+def _opening(reading: Reading, alarms: Sequence[Alarm]) -> dict[str, int | None] | None:
+    """The head and the step of the first warning, where the page opens; one that follows its run stays at the end."""
+    first = first_heard(alarms)
+    return first and {"site": site_of(first, by_name(reading.sites)), "head": first.head, "step": first.since}
 
 
 def _words(run: StoredRun, reading: Reading, alarms: Sequence[Alarm], notes: Sequence[str]) -> dict[str, Any]:

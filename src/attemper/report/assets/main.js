@@ -47,8 +47,11 @@ function followWidth() {
   }).observe(byId("heads"));
 }
 
-// The head to open with: that of the worst alarm, of several the one that began first; else the sharpest.
+// The head to open with: that of a run's first warning; else of the worst alarm, of several the one that began first;
+// else the sharpest.
 function firstHead() {
+  const opens = DATA.opens && BY_SITE[DATA.opens.site];
+  if (opens && opens.length) return opens.find((one) => one.head === DATA.opens.head) || opens[0];
   for (const level of ["critical", "warning", "notice"]) {
     const began = (head) => Math.min(...alarmsOf(head).filter((alarm) => alarm.level === level).map((alarm) => alarm.since ?? 0));
     const alarming = HEADS.reduce((a, b) => (began(b) < began(a) ? b : a));
@@ -69,6 +72,7 @@ function redrawAll() {
 startLanguage(redrawAll);
 startTheme(redraw);
 byId("heads").hidden = false;
+if (byId("more") && matchMedia("(max-width: 600px)").matches) byId("more").open = false;
 startDownloads();
 if (HEADS.length) {
   startMaps();

@@ -39,7 +39,9 @@ function full(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-function withUnit(value, quantity) {
+// A share of less than a ten-thousandth is 0 for a reader: 3e-19 of log n says no more.
+function withUnit(given, quantity) {
+  const value = given !== null && quantity.low === 0 && quantity.high === 1 ? Number(given.toFixed(4)) : given;
   return value === null || !quantity.unit ? full(value) : text("unit.after", { value, unit: quantity.unit });
 }
 

@@ -21,7 +21,8 @@ function playText() {
 }
 
 function showStep() {
-  const said = text(chosen.column === null ? "time.last" : "time.step", { step: stepNow() });
+  const isFirst = DATA.opens && chosen.column === nearestColumn(DATA.run.axis.indexOf(0), DATA.opens.step);
+  const said = text(chosen.column === null ? "time.last" : isFirst ? "time.first" : "time.step", { step: stepNow() });
   byId("step").textContent = said;
   byId("moment").setAttribute("aria-valuetext", said);
   byId("play").textContent = playText();
@@ -103,6 +104,7 @@ async function startTime() {
   drawLegend();
   drawTime();
   fillPanel();
+  if (DATA.opens) goTo(DATA.opens.step);
   if (quantity().low === null || quantity().high === null) drawMaps(); // the history has other ends
   document.documentElement.dataset.ready = "true";
 }
