@@ -50,7 +50,7 @@ def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
     if level == "critical":
         clauses[0] = message("verdict.placed", clause=clauses[0], where=_first(alarms["critical"]))
     if level in ("critical", "warning"):
-        return _fitted(level, "ill", clauses, (), [*gaps, *history])
+        return _fit(level, "ill", clauses, (), [*gaps, *history])
     short = [head for head in heads if head.rows and not head.judged]
     calm = [*_uniform_heads(reading), *_largest_logit(heads, is_bound), *_short_rows(reading, short)]
     if level == "fine" and reading.untrained_heads:
@@ -61,10 +61,10 @@ def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
         level = "notice"
     opening = "passed" if level == "notice" and history else level
     # What was not measured stands in the sentence itself: without it, "nothing looks wrong" says too much.
-    return _fitted(level, opening, [*clauses, *calm], gaps, history, total=_total(reading, heads))
+    return _fit(level, opening, [*clauses, *calm], gaps, history, total=_total(reading, heads))
 
 
-def _fitted(
+def _fit(
     level: str,
     opening: str,
     clauses: Sequence[Message],

@@ -191,19 +191,19 @@ def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
         value, at, head = found
         place = _place(at, head, reading.sites[at].name, labels)
         place = replace(place, label=_spoken(at, head, place, labels))
-        return Figure(message(f"figure.{title}"), _rounded(value, unit), unit, place)
+        return Figure(message(f"figure.{title}"), _three_places(value, unit), unit, place)
 
     of_log, logits = message("statistic.normalized_entropy.unit"), _values(reading, "max_logit")
     largest = "logit" if reading.sampled_rows is None else "logit_at_least"
     return (
-        Figure(message("figure.mean"), _rounded(mean, of_log), of_log),
+        Figure(message("figure.mean"), _three_places(mean, of_log), of_log),
         extreme("sharpest", of_log, min(entropies, key=_value)),
         extreme("diffuse", of_log, max(entropies, key=_value)),
         *([extreme(largest, "", max(logits, key=_value))] if logits else []),
     )
 
 
-def _rounded(value: float, unit: Message | str) -> float:
+def _three_places(value: float, unit: Message | str) -> float:
     """Shares to three places: a reader does nothing with more."""
     return round(float(value), 3) if unit else float(value)
 
