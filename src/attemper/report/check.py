@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from attemper import __version__
-from attemper.files import write_whole
 from attemper.report.page import asset, policy, script_of, templates
 from attemper.report.texts import page_texts
 from attemper.text import clean, number, script_json
@@ -44,15 +41,6 @@ def check_page(document: Mapping[str, Any]) -> str:
             version=__version__,
         )
     )
-
-
-def write_check(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
-    """Writes the page to ``path``, whole or not at all, and gives the file's place.
-
-    Raises:
-        InputError: no file can be written there.
-    """
-    return write_whole(path, check_page(document))
 
 
 def _cells(rule: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attemper.files import write_whole
 from attemper.text import clean, count
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-VERDICTS = ("kept", "broken", "not declared", "cannot tell")
 _MARKS = {"kept": "green", "broken": "bold red", "not declared": "dim", "cannot tell": "yellow"}
 
 
@@ -106,8 +106,6 @@ class Check:
         """
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
         if path is not None:
-            from attemper.files import write_whole
-
             write_whole(path, text, "check")
         return text
 
@@ -117,9 +115,9 @@ class Check:
         Raises:
             InputError: no file can be written there.
         """
-        from attemper.report.check import write_check
+        from attemper.report.check import check_page
 
-        return write_check(self.to_dict(), path)
+        return write_whole(path, check_page(self.to_dict()))
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -66,8 +66,9 @@ def _read(
     for size in sizes:
         own: dict[str, Any] = {written: prefix[written][:, start : start + size], "use_cache": cached}
         own |= {} if cache is None else {name: cache}
-        trace = session.runner.trace(prefix.with_arguments(**own), compiled=False)  # twice would fill the cache twice
-        cache, start = getattr(trace.result, name, None), start + size
+        # A compiled pass beside it would fill the cache again.
+        trace = session.runner.trace(prefix.with_arguments(**own), compiled=False, cache=name)
+        cache, start = trace.cache, start + size
         if cached and cache is None and start < sum(sizes):
             raise ValueError(f"its result has no {name}")
         found = trace if found is None else found.join(trace)

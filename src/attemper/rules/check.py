@@ -73,9 +73,9 @@ def check(
             or a pass could not be taken back.
     """
     check_model("check", model)
-    names, tokens = names_of(model), TokenBatch.of("check", model, batch)
+    names, tokens = names_of(model), TokenBatch.of(model, batch)
     given = {"documents": documents, "causal": causal, "window": window, "padding": padding}
-    declared = declare("check", model, names, tokens, **given)
+    declared = declare(model, names, tokens, given)
     try:
         state = ModelState(model, tokens.arguments)
     except ObstacleError as error:

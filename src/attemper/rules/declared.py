@@ -78,12 +78,13 @@ class Declaration:
         layer = 0 if len(windows) == 1 else layer_of(site)
         return windows[layer] if layer is not None and layer < len(windows) else None
 
-    def allows(self, rule: str, site: str, rows: Tensor, *, least: bool = False) -> Tensor | None:
-        """[B or 1, R, T] bool: the keys that ``rows`` [R] of a self-attention over the T tokens may see by one rule;
-        None where it does not bind this site.
+    def allows(self, rule: str, site: str, rows: Tensor, *, cross: bool = False, least: bool = False) -> Tensor | None:
+        """[B or 1, R, T] bool: the keys that ``rows`` [R] of an attention over the T tokens may see by one rule; None
+        where it does not bind this site.
 
         Args:
             rule: one of ``RULES_OF_KEYS``.
+            cross: whether rows are of another sequence, for which keys have no places, only padding.
             least: only the keys that they have to see. Windows to both sides reach ``size`` keys, or size - 1, by
                 whoever wrote them.
         """
@@ -91,6 +92,8 @@ class Declaration:
         window, law = self.window_of(site), None
         if rule == "padding" and real is not None:
             return real[:, None].expand(-1, len(rows), -1)
+        if cross:
+            return None
         if rule == "documents" and self.documents is not None:
             documents = self.documents.value.to(rows.device)
             return documents[:, rows, None] == documents[:, None]
@@ -114,35 +117,24 @@ class Declaration:
         return found
 
 
-def declare(
-    where: str,
-    model: nn.Module,
-    names: Names,
-    batch: TokenBatch,
-    *,
-    documents: Tensor | None = None,
-    causal: bool | None = None,
-    window: int | None = None,
-    padding: Tensor | None = None,
-) -> Declaration:
+def declare(model: nn.Module, names: Names, batch: TokenBatch, given: Mapping[str, Any]) -> Declaration:
     """What a batch's rows should see.
 
     Args:
-        where: the public function, for messages.
         names: ``names_of(model)``.
-        documents, causal, window, padding: as in :func:`attemper.check`; they come before the batch and the model.
+        given: the arguments of :func:`attemper.check` by the names of rules; they come before the batch and the model.
 
     Raises:
         InputError: one of them is of another shape or type.
     """
     config = text_config(model)
-    real, rows = _padding(where, model, batch, padding), _causal(where, model, names, config, batch, causal)
+    real, rows = _padding(model, batch, given["padding"]), _causal(model, names, config, batch, given["causal"])
     second = None
     if batch.second is not None:
         marks = batch.arguments.get("decoder_attention_mask")
         own = None if not isinstance(marks, Tensor) else Said(marks > 0, "decoder_attention_mask of the batch")
         second = Declaration((batch.shape[0], batch.lengths[batch.second]), rows, own)
-    parts, windows = _documents(where, batch, documents, real), _window(where, config, window)
+    parts, windows = _documents(batch, given["documents"], real), _window(config, given["window"])
     return Declaration(batch.shape, rows, real, parts, windows, follows_rule(batch.arguments), second)
 
 
@@ -153,7 +145,7 @@ def text_config(model: nn.Module) -> Any:
     return text() if callable(text) and not getattr(config, "is_encoder_decoder", False) else config
 
 
-def _documents(where: str, batch: TokenBatch, given: Any, real: Said[Tensor] | None) -> Said[Tensor] | None:
+def _documents(batch: TokenBatch, given: Any, real: Said[Tensor] | None) -> Said[Tensor] | None:
     shape = batch.shape
     if given is None:
         for name, found in declared_documents(batch.arguments, shape, None if real is None else real.value):
@@ -166,17 +158,17 @@ def _documents(where: str, batch: TokenBatch, given: Any, real: Said[Tensor] | N
     if is_whole(given, 1) and len(given) > 1 and int(given[0]) == 0 and int(given[-1]) in ends:
         return Said(documents_between(given.cpu(), shape).expand(shape), "documents=")
     raise InputError(
-        f"{where}(documents=...) must be the number of each token's document, whole numbers {list(shape)}, or "
+        f"check(documents=...) must be the number of each token's document, whole numbers {list(shape)}, or "
         f"cu_seqlens [documents + 1] from 0 to {shape[1]}; got {_description(given)}."
     )
 
 
-def _padding(where: str, model: nn.Module, batch: TokenBatch, given: Any) -> Said[Tensor] | None:
+def _padding(model: nn.Module, batch: TokenBatch, given: Any) -> Said[Tensor] | None:
     shape = batch.shape
     if given is not None:
         if not isinstance(given, Tensor) or tuple(given.shape) != shape or given.is_floating_point():
             raise InputError(
-                f"{where}(padding=...) must be {list(shape)}, bool or whole numbers, 1 for a token and 0 for padding; "
+                f"check(padding=...) must be {list(shape)}, bool or whole numbers, 1 for a token and 0 for padding; "
                 f"got {_description(given)}."
             )
         return Said(given.bool(), "padding=")
@@ -193,11 +185,9 @@ def _description(given: Any) -> str:
     return f"{list(given.shape)} {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
 
 
-def _causal(
-    where: str, model: nn.Module, names: Names, config: Any, batch: TokenBatch, given: Any
-) -> Said[Mapping[str, bool]]:
+def _causal(model: nn.Module, names: Names, config: Any, batch: TokenBatch, given: Any) -> Said[Mapping[str, bool]]:
     if given is not None and not isinstance(given, bool):
-        raise InputError(f"{where}(causal=...) must be True, False or None, got {given!r}.")
+        raise InputError(f"check(causal=...) must be True, False or None, got {given!r}.")
     stacks: dict[str, list[bool]] = {}
     for site in all_sites(names):
         stacks.setdefault(pattern_of(site.name), []).append(bool(getattr(site.module, "is_causal", False)))
@@ -232,13 +222,13 @@ def _is_causal_mask(mask: Tensor, tokens: int) -> bool:
     return torch.equal(hidden, later) or (not mask.is_floating_point() and torch.equal(hidden, ~later))
 
 
-def _window(where: str, config: Any, given: Any) -> Said[tuple[Window | None, ...]] | None:
+def _window(config: Any, given: Any) -> Said[tuple[Window | None, ...]] | None:
     if given is None:
         field, windows = windows_of_config(config)
         return Said(windows, f"config.{field}") if windows else None
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise InputError(
-            f"{where}(window=...) must be how many keys a row sees, its own among them: an int of at least 1; got "
+            f"check(window=...) must be how many keys a row sees, its own among them: an int of at least 1; got "
             f"{given!r}."
         )
     return Said((Window(given),), "window=")

@@ -142,11 +142,6 @@ class KeyCollector(Collector):
         return self._known[key][0]
 
 
-def _allows(rule: str, declared: Declaration, site: str, rows: Tensor, kind: str) -> Tensor | None:
-    """[B or 1, R, K]; keys of another sequence have no places, only padding."""
-    return None if kind == "cross" and rule != "padding" else declared.allows(rule, site, rows)
-
-
 def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -> dict[str, Tensor]:
     """Rule -> keys seen, expected, extra and missing by the rows of a call, [4, B, Q], means over heads."""
     cross, problem = made.kind == "cross", made.problem
@@ -155,7 +150,7 @@ def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -
     for tokens in (made.real, None if cross or declared.padding is None else declared.padding.value):
         real = real if tokens is None else real & tokens.to(real.device)
     first = torch.zeros(1, dtype=torch.int64)
-    bound = {rule for rule in RULES_OF_KEYS if _allows(rule, declared, site, first, made.kind) is not None}
+    bound = {rule for rule in RULES_OF_KEYS if declared.allows(rule, site, first, cross=cross) is not None}
     # Layers without a window, too: they should see all.
     bound |= {"window"} if declared.window is not None and not cross else set()
     parts: dict[str, list[Tensor]] = {rule: [] for rule in RULES_OF_KEYS if rule in bound}
@@ -163,7 +158,7 @@ def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -
         visible = rows_that_see(problem, rows)
         expected = visible if cross else declared.expectation(site, rows)[:, None]
         for rule, found in parts.items():
-            allowed = _allows(rule, declared, site, rows, made.kind)
+            allowed = declared.allows(rule, site, rows, cross=cross)
             extra = torch.zeros_like(visible) if allowed is None else visible & ~allowed[:, None]
             missing = torch.zeros_like(visible)
             if rule == "window" and not sparse and declared.whole:
@@ -195,7 +190,7 @@ def _forbidden_weight(rule: str, declared: Declaration, site: str, made: Prepare
     total = many = 0.0
     size = max(_LARGEST // (made.problem.query.shape[:2].numel() * made.problem.key.shape[2]), 1)
     for part in rows.split(size):
-        allowed = _allows(rule, declared, site, part, made.kind)
+        allowed = declared.allows(rule, site, part, cross=made.kind == "cross")
         assert allowed is not None
         there = (_weights(made.problem, part) * ~allowed[:, None].cpu()).sum(-1).mean(1)  # [B, R]
         marks = wrong[:, part].cpu()

@@ -46,7 +46,8 @@ class Trace:
     """[B, P], of outputs that a sequence has one of."""
     eps: float = 0.0
     """The relative rounding of the coarsest type met."""
-    result: Any = None
+    cache: Any = None
+    """What a pass gave to begin the next one with."""
 
     def cut(self, first: int, count: int, of: int) -> Trace:
         """``count`` rows from ``first`` on of what has ``of`` rows."""
@@ -90,7 +91,13 @@ class Runner:
         """Whether embeddings were exchanged in the latest pass."""
 
     def trace(
-        self, batch: TokenBatch, replace: Tensor | None = None, *, seed: bool = True, compiled: bool = True
+        self,
+        batch: TokenBatch,
+        replace: Tensor | None = None,
+        *,
+        seed: bool = True,
+        compiled: bool = True,
+        cache: str = "",
     ) -> Trace:
         """A pass; of a compiled model two: as it was written, block by block, and as it is.
 
@@ -98,11 +105,13 @@ class Runner:
             replace: [B, T] bool: tokens whose embeddings are exchanged, where an embedding reads the ids.
             seed: whether random numbers begin anew.
             compiled: False leaves the compiled pass out.
+            cache: what of the result is kept. The others may be as large as all the model.
         """
         found, self.replaced = Trace(), False
         with torch.no_grad(), eager(self.model), self._hooks(found, batch, replace):
-            found.result = self._call(batch, seed)
-        self._take_output(found, OUTPUT, found.result, batch)
+            result = self._call(batch, seed)
+        self._take_output(found, OUTPUT, result, batch)
+        found.cache = getattr(result, cache, None) if cache else None
         if self._compiled and compiled and replace is None:
             with torch.no_grad():
                 self._take_output(found, COMPILED, self._call(batch, seed), batch)

@@ -35,12 +35,12 @@ class TokenBatch:
     """The same for the decoder of an encoder-decoder."""
 
     @classmethod
-    def of(cls, where: str, model: nn.Module, batch: Any) -> TokenBatch:
+    def of(cls, model: nn.Module, batch: Any) -> TokenBatch:
         """
         Raises:
             InputError: the batch is no dict, tuple, list or tensor, or holds no tokens.
         """
-        check_batch(where, batch)
+        check_batch("check", batch)
         if isinstance(batch, Mapping):
             arguments, positional = {str(name): part for name, part in batch.items()}, 0
         else:
@@ -52,13 +52,13 @@ class TokenBatch:
         last = any(getattr(one, "batch_first", True) is False for one in model.modules())
         if type(own).__module__.startswith("torch.nn.") and last:
             raise InputError(
-                f"{where}: this {type(own).__name__} takes tokens first: make it with batch_first=True, or wrap it in "
+                f"check: this {type(own).__name__} takes tokens first: make it with batch_first=True, or wrap it in "
                 "a module that takes [B, T, E]."
             )
         tokens = _tokens(arguments)
         if tokens is None:
             raise InputError(
-                f"{where}(batch) holds no tokens: expected ids [B, T] of whole numbers, or vectors [B, T, E], among "
+                "check(batch) holds no tokens: expected ids [B, T] of whole numbers, or vectors [B, T, E], among "
                 f"{', '.join(arguments) or 'its arguments'}."
             )
         return cls(arguments, positional, tokens, next((name for name in SECOND if name in arguments), None))
