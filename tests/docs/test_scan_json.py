@@ -23,7 +23,9 @@ def test_every_field_of_the_document_is_described() -> None:
     assert fields_of("# The JSON") == set(document)
     site, alarm = document["sites"][0], document["alarms"][0]
     assert fields_of("A site") == set(site)
-    assert fields_of("A head") == set(site["heads"][0])
+    sometimes = {"role", "roles", "batches", "standard_errors"}  # not there where they are not known
+    assert fields_of("A head") - sometimes == set(site["heads"][0]) - sometimes
+    assert sometimes <= fields_of("A head")
     assert fields_of("An alarm") == set(alarm)
 
 

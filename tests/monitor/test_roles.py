@@ -17,6 +17,7 @@ from attemper import InputError
 from attemper.monitor.head_roles import MOST_TOKENS, repeated_text
 from attemper.readings.roles import FEWEST_ROWS, ROLE_OF
 from tests.monitor.test_pattern import eager_weights
+from tests.support.encoder import loaded
 from tests.support.induction_model import VOCABULARY, repeated, trained
 
 # --- TransformerLens' head detector, as its documentation defines it, in float64 ---
@@ -46,8 +47,9 @@ def gpt2(seed: int = 0, sharpness: float = 1.0) -> Any:
     from transformers import GPT2Config, GPT2Model
 
     torch.manual_seed(seed)
-    config = GPT2Config(vocab_size=60, n_embd=32, n_head=4, n_layer=2, n_positions=128, attn_implementation="eager")
-    model = GPT2Model(config).double().eval()
+    sizes: Any = {"vocab_size": 60, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128}
+    config = GPT2Config(**sizes, attn_implementation="eager")
+    model: Any = GPT2Model(config).double().eval()
     with torch.no_grad():
         for block in model.h:
             block.attn.c_attn.weight.mul_(sharpness)
@@ -275,3 +277,17 @@ def test_separators_are_told_by_their_letters(token: str, separates: bool) -> No
     ids = torch.cat([torch.zeros(1), torch.arange(1, 12)]).long()[None]
     scan = attemper.scan(trained(), [ids], tokenizer=lambda found: [token if one == 3 else "a" for one in found])
     assert (scores(scan, 0, 0)["separator"] is not None) == separates
+
+
+def test_the_real_encoder_has_its_previous_token_head_and_the_alarm_says_so() -> None:
+    model, tokenizer = loaded()
+    text = "One morning the village woke to find the river gone, and nobody, not even the miller, could say why. " * 5
+    batch = tokenizer(text, return_tensors="pt", truncation=True, max_length=256)
+    scan = attemper.scan(model, [dict(batch)], tokenizer=tokenizer)
+    head = scan.sites[0].heads[2]
+    assert head.role == "previous token"
+    place = scan.sites[0].name, 2, "collapsed"
+    (alarm,) = (one for one in scan.alarms if (one.site, one.head, one.kind) == place)
+    assert alarm.message.endswith("is very low (previous-token head: sharp by its job)")
+    assert head.roles is not None
+    assert None not in head.roles.values()

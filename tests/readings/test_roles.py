@@ -8,8 +8,12 @@ from dataclasses import replace
 import pytest
 
 from attemper import InputError, Scan
-from attemper.readings.reading import HEAD_COLUMNS, HeadReading, head_rows
+from attemper.readings.alarms import KINDS, by_kind, is_by_job
+from attemper.readings.limits import alarms
+from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, head_rows
 from attemper.readings.roles import OF_REPEATS, ROLES, SHARP, role_of
+from attemper.report.headline import verdict
+from attemper.report.texts import advice, said, say
 from tests.report.readings import head, reading, site
 
 
@@ -68,3 +72,51 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
 
 def test_sites_with_scores_hash() -> None:
     assert hash(head(0, roles={"own token": 0.5})) == hash(head(0, roles={"own token": 0.5}))
+
+
+def sharp_site(**scores: float | None) -> tuple[Alarm, ...]:
+    """Alarms of a site with a sharp head of these scores beside one without."""
+    heads = (head(0, 0.01, roles=scores), head(1, 0.02, roles={}))
+    return alarms((replace(site("h.0.attn", 2), heads=heads),))
+
+
+def test_a_sharp_head_whose_role_is_sharp_is_a_notice_that_advises_nothing() -> None:
+    found = [one for one in sharp_site(**{"previous token": 0.9}) if one.kind == "collapsed"]
+    of_role, plain = found
+    assert of_role.message == (
+        "h.0.attn head 0: normalised entropy 0.010 is very low (previous-token head: sharp by its job)"
+    )
+    assert of_role.severity == "notice"
+    assert is_by_job(of_role)
+    assert "temperature" not in of_role.advice
+    assert not is_by_job(plain)
+    assert plain.advice == KINDS["collapsed"].advice
+    assert list(by_kind((of_role, plain))) == [("notice", "collapsed", False), ("notice", "collapsed", True)]
+
+
+@pytest.mark.parametrize("scores", [{"local": 0.99}, {"previous token": 0.2}, {"previous token": None}])
+def test_a_sharp_head_without_such_a_role_is_advised_as_before(scores: dict[str, float | None]) -> None:
+    found = [one for one in sharp_site(**scores) if one.kind == "collapsed"]
+    assert not any(map(is_by_job, found))
+
+
+def test_what_is_said_of_a_role_is_said_in_chinese() -> None:
+    (of_role, *_) = sharp_site(**{"duplicate token": 0.9})
+    assert say(said(of_role), "zh") == "归一化熵 0.010，非常低（重复 token 头：尖锐是它的本职）"
+    assert say(advice(of_role), "zh").startswith("不需要处理")
+
+
+def test_the_verdict_tells_heads_that_are_sharp_by_their_job_from_others() -> None:
+    found = tuple(one for one in sharp_site(induction=0.9) if one.kind == "collapsed")
+    sentence = verdict(reading(site("h.0.attn", 2), alarms=found)).sentence
+    assert "1 head is nearly one-hot, 1 head is sharp by its job, and" in sentence
+
+
+def test_the_table_names_the_heads_of_each_role() -> None:
+    heads = (head(0, roles={"previous token": 0.6, "separator": None}), head(1, roles={"previous token": 0.8}))
+    others = (head(2, roles={"previous token": 0.1}), head(3, roles={}))
+    text = str(Scan(reading(replace(site("h.3.attn"), heads=(*heads, *others))), {}))
+    assert "previous token  2  3.1 0.80, 3.0 0.60" in text
+    assert "no role         2" in text
+    assert "not known: next token, own token, first token, separator" in text
+    assert "roles" not in str(Scan(reading(site("h.3.attn")), {}))

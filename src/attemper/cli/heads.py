@@ -89,9 +89,10 @@ class HeadTable:
         from rich.table import Table
         from rich.text import Text
 
+        role = ("role",) if any(head.roles is not None for _, head in chosen) else ()
         columns = {
             name: [name, *(cell_text(column_of(head, name)) for _, head in chosen)]
-            for name in dict.fromkeys((self.order.statistic, *_LISTED))
+            for name in dict.fromkeys((self.order.statistic, *role, *_LISTED))
         }
         several = len({site.mode for site in self.reading.sites}) > 1
         sites = [f"{clean(site.name)} ({clean(site.mode)})" if several else clean(site.name) for site, _ in chosen]

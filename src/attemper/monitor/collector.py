@@ -166,11 +166,10 @@ class Collector(LiveSample):
             self.dtypes[own.query.dtype] = None
         backend = request.problem.backend
         counted = self._counted_keys.sums(place, kind, own, self.context.tokens, found, request.rows)
-        about = *self._attentions[key], counted
-        if self.role_reader is not None:
-            ids = ids_of_call(self.context, kind, shape)
-            about = *about, self.role_reader.scores(request.problem, kind, real, ids)
-        seen.contribution = Contribution(key, found, shape[2], shape[3], tokens, backend, *about)
+        about, roles = (*self._attentions[key], counted), {}
+        if self.role_reader is not None and seen.number.call <= MOST_CALLS:
+            roles = self.role_reader.scores(request.problem, kind, real, ids_of_call(self.context, kind, shape))
+        seen.contribution = Contribution(key, found, shape[2], shape[3], tokens, backend, *about, roles)
         self.note(place, seen.number, kind, request, real)
         if seen.number.call > MOST_CALLS and self.keeper is None and not any(call.is_tap for call in self.calls):
             self._fold(seen)

@@ -65,9 +65,7 @@ def _part(problem: Problem, sequence: int, heads: slice, rows: slice, keys: slic
     )
 
 
-def ids_of_call(
-    context: CallContext, kind: str, shape: tuple[int, int, int, int]
-) -> tuple[Tensor | None, Tensor | None]:
+def ids_of_call(context: CallContext, kind: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
     """Token ids of queries and keys, [B, Q] and [B, K]; None where nothing that was passed has this length."""
     batch, _, queries, keys = shape
     own = _own_ids(context.stack, batch, queries)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
+from attemper.readings.roles import ADVICE, BY_JOB, ROLE_OF
 from attemper.readings.sample import JUDGED, RANK_DIFFERENCE, SURPLUS
 from attemper.text import clean, first_of
 from attemper.text import number as shown
@@ -121,6 +122,11 @@ class AlarmKind:
         return self.law not in of_time and not self.of_loss
 
     @property
+    def of_sharpness(self) -> bool:
+        """Whether it says that a head is sharp: for some roles that is their job."""
+        return self.statistic == "normalized_entropy" and self.side == "below" and not self.whole
+
+    @property
     def unit_of_value(self) -> str:
         """Empty where the message names the statistic, and the value is one of it."""
         return "" if self.has_statistic else self.unit
@@ -157,6 +163,7 @@ class AlarmKind:
         limit: float | None,
         origin: tuple[float, int] | None = None,
         figures: Mapping[str, float] | None = None,
+        role: str | None = None,
         **history: Any,
     ) -> Alarm:
         """The alarm of a head, or of a whole site, whose ``value`` is beyond ``limit``.
@@ -164,11 +171,15 @@ class AlarmKind:
         Args:
             origin: an earlier value of the statistic and its step, if it changed.
             figures: ``now``, ``before`` and ``total``, for the message; ``threshold``, for the line.
+            role: of the head, where that is why it is sharp: then the alarm is a notice that says so.
             history: ``step`` and the fields of ``Alarm`` after it.
         """
         place = site if head is None else f"{site} head {head}"
         said = self.message.format(value=value, **(figures or {}))
         pace = "" if origin is None else f" (it was {origin[0]:.3g} at step {origin[1]})"
+        if role is not None:
+            said = BY_JOB.format(said=said, role=ROLE_OF[role].title)
+            return Alarm(site, head, self.name, SEVERITIES[0], number(value), limit, f"{place}: {said}", ADVICE)
         told = (site, head, self.name, self.severity, number(value), limit, f"{place}: {said}{pace}")
         return Alarm(*told, self.advice_of((figures or {}).get("threshold", math.nan), history.get("step")), **history)
 
@@ -537,11 +548,18 @@ def level_of(severity: str) -> str:
     return severity if severity in SEVERITIES else "warning"
 
 
-def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str], list[Alarm]]:
-    """Alarms by severity and kind, the worst severity first, then in the order in which kinds are first met."""
-    groups: dict[tuple[str, str], list[Alarm]] = {}
-    for alarm in sorted(alarms, key=lambda alarm: -SEVERITIES.index(level_of(alarm.severity))):
-        groups.setdefault((alarm.severity, alarm.kind), []).append(alarm)
+def is_by_job(alarm: Alarm) -> bool:
+    """Whether an alarm is of a head that is sharp because its role is."""
+    return alarm.advice == ADVICE
+
+
+def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str, bool], list[Alarm]]:
+    """Alarms by severity and kind, and apart those of heads that are sharp by their job: the worst severity first, then
+    in the order in which kinds are first met.
+    """
+    groups: dict[tuple[str, str, bool], list[Alarm]] = {}
+    for alarm in sorted(alarms, key=lambda alarm: (-SEVERITIES.index(level_of(alarm.severity)), is_by_job(alarm))):
+        groups.setdefault((alarm.severity, alarm.kind, is_by_job(alarm)), []).append(alarm)
     return groups
 
 
@@ -593,7 +611,7 @@ def lines(alarms: Iterable[Alarm], told: set[str]) -> Iterator[tuple[str, bool]]
     Args:
         told: sentences of advice that the log has already, which are not said again; grows.
     """
-    for (severity, kind), found in by_kind(tuple(alarms)).items():
+    for (severity, kind, _), found in by_kind(tuple(alarms)).items():
         where = first_of([alarm.message for alarm in found], MOST_PLACES, "; ")
         advice = [one for one in _SENTENCE_END.split(found[0].advice) if one not in told]
         told.update(advice)

@@ -12,6 +12,7 @@ from attemper.checks import one_of, whole_number
 from attemper.errors import InputError
 from attemper.readings.alarms import ALARMS, DEFAULT_LIMITS, KINDS
 from attemper.readings.reading import FEWEST_KEYS, Alarm, HeadReading, SiteReading
+from attemper.readings.roles import SHARP
 
 Limits: TypeAlias = Mapping[str, float | None]
 
@@ -152,4 +153,6 @@ def _of_heads(
         value, head = max(values, key=lambda one: one[0] if kind.side == "above" else -one[0])
         if kind.rings(value, limit):
             total = head.rows + head.empty_rows + head.nonfinite_rows
-            yield kind.alarm(site.name, None if whole else head.head, value, limit, figures={"total": total})
+            role = head.role if kind.of_sharpness and head.role in SHARP else None
+            place = site.name, None if whole else head.head
+            yield kind.alarm(*place, value, limit, figures={"total": total}, role=role)

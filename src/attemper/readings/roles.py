@@ -96,13 +96,15 @@ def _at(distance: int) -> Callable[[RoleText], Any]:
 
 
 def _duplicates(text: RoleText) -> Any:
-    known = text.distance is not None and text.same_token is not None
-    return text.same_token & (text.distance > 0) if known else None
+    if text.distance is None or text.same_token is None:
+        return None
+    return text.same_token & (text.distance > 0)
 
 
 def _after_duplicates(text: RoleText) -> Any:
-    known = text.distance is not None and text.after_same_token is not None
-    return text.after_same_token & (text.distance >= 0) if known else None
+    if text.distance is None or text.after_same_token is None:
+        return None
+    return text.after_same_token & (text.distance >= 0)
 
 
 def _separators(text: RoleText) -> Any:
@@ -147,6 +149,10 @@ ROLES = (
 ROLE_OF = {role.name: role for role in ROLES}
 SHARP = tuple(role.name for role in ROLES if not role.general)
 """Roles whose heads look at one token, or few: a low entropy is their job."""
+BY_JOB = "{said} ({role}: sharp by its job)"
+"""What an alarm of sharpness says of a head with one of these roles."""
+ADVICE = "Nothing to do: a head with such a role looks at one token, or few. Other layers may need it as it is."
+"""What it advises."""
 OF_REPEATS = ("duplicate token", "induction")
 """Roles that only a text with repeats tells."""
 

@@ -145,6 +145,7 @@ def _head(head: int, sums: Mapping[str, Sequence[float]], layer: int | None, few
         judged=any(bucket.first >= fewest_keys for bucket in buckets),
         batches=None if errors is None else int(sums["batches"][0]),
         standard_errors=errors,
+        roles=None,
         **{field: _number(STATISTIC_OF[field], shown.reduction, sums) for field, shown in SHOWN.items()},
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from attemper.readings.alarms import KINDS, is_heard, level_of, value_at
+from attemper.readings.alarms import KINDS, is_by_job, is_heard, level_of, value_at
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.report.texts import Clauses, Message, message, say
 from attemper.text import clean, cut
@@ -105,9 +105,12 @@ def _of(reading: Reading, severity: str) -> list[Alarm]:
 
 def _clauses(alarms: list[Alarm], is_bound: bool) -> list[Message]:
     """One clause a kind, in the order in which kinds are first met; after ``MOST_KINDS`` the rest are counted."""
-    kinds = list(dict.fromkeys(alarm.kind for alarm in alarms))
-    told = [_clause(kind, [alarm for alarm in alarms if alarm.kind == kind], is_bound) for kind in kinds[:MOST_KINDS]]
-    rest = sum(alarm.kind not in kinds[:MOST_KINDS] for alarm in alarms)
+    plain = [alarm for alarm in alarms if not is_by_job(alarm)]
+    kinds = list(dict.fromkeys(alarm.kind for alarm in plain))
+    told = [_clause(kind, [alarm for alarm in plain if alarm.kind == kind], is_bound) for kind in kinds[:MOST_KINDS]]
+    if by_job := len(alarms) - len(plain):
+        told.append(message("verdict.by_job", n=by_job))
+    rest = sum(alarm.kind not in kinds[:MOST_KINDS] for alarm in plain)
     return [*told, message("verdict.more", n=rest)] if rest else told
 
 

@@ -81,8 +81,8 @@ def groups(
         return _alarm_place(alarm, site_of(alarm, named), labels)
 
     return tuple(
-        _group(severity, kind, sorted(found, key=_urgency), place, most)
-        for (severity, kind), found in by_kind(tuple(reading.alarms if alarms is None else alarms)).items()
+        _group(severity, kind, sorted(found, key=_urgency), place, most, by_job)
+        for (severity, kind, by_job), found in by_kind(tuple(reading.alarms if alarms is None else alarms)).items()
     )
 
 
@@ -92,14 +92,16 @@ def _urgency(alarm: Alarm) -> tuple[int, float]:
     return alarm.since or 0, value if kind is not None and kind.side == "below" else -value
 
 
-def _group(severity: str, kind: str, alarms: Sequence[Alarm], place: Callable[[Alarm], Place], most: int) -> Group:
+def _group(
+    severity: str, kind: str, alarms: Sequence[Alarm], place: Callable[[Alarm], Place], most: int, by_job: bool
+) -> Group:
     places = [place(one) for one in alarms[: most + MOST_TOLD]]
     told = tuple(places[:MOST_TOLD]) if places[0].when else ()
     rest = tuple(places[len(told) :][:most])
     return Group(
         severity=severity_title(severity),
         level=level_of(severity),
-        kind=alarm_title(kind),
+        kind=message("role.group", kind=alarm_title(kind)) if by_job else alarm_title(kind),
         many=len(alarms),
         advice=advice(alarms[0]),
         told=told,

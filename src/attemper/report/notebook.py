@@ -159,7 +159,7 @@ def _alarms(alarms: tuple[Alarm, ...]) -> str:
                 f"{'<br>…' if len(found) > 3 else ''}</td>",
             ]
         )
-        for (severity, kind), found in by_kind(alarms).items()
+        for (severity, kind, _), found in by_kind(alarms).items()
     ]
     return f'<table style="{_TABLE}">{_heading(["alarms", "", "", ""], _LEFT)}<tbody>{"".join(lines)}</tbody></table>'
 

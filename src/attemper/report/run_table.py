@@ -192,7 +192,7 @@ def _alarms(overview: Overview, t: Say, language: str) -> Iterator[RenderableTyp
         yield Text(t("show.unmeasured", reason=_as_text(overview.unmeasured, why)), style="yellow")
     elif not overview.alarms:
         yield Text(t("show.no_alarms"), style="green")
-    for (severity, kind), group in by_kind(overview.alarms).items():
+    for (severity, kind, _), group in by_kind(overview.alarms).items():
         ended = sum(alarm.ended is not None for alarm in group)
         gone = message("show.gone", n=ended) if ended else ""
         many = t("show.alarms", kind=alarm_name(kind), alarms=message("count.alarms", n=len(group)), ended=gone)

@@ -11,14 +11,17 @@ from rich.text import Text
 
 from attemper.readings.alarms import SEVERITIES, by_kind, level_of, with_course
 from attemper.readings.labels import by_reason
-from attemper.readings.reading import Alarm, HeadReading, Reading
+from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
+from attemper.readings.roles import ROLES
 from attemper.readings.stacks import Stack, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, count, counts
+from attemper.text import clean, count, counts, first_of
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
 STYLES = dict(zip(SEVERITIES, ("cyan", "yellow", "bold red"), strict=True))
+MOST_HEADS = 8
+"""Heads of a role that are named."""
 _OTHER_COLUMNS = 31
 """Width of what stands beside the heads."""
 
@@ -28,6 +31,7 @@ def table(reading: Reading, width: int, not_judged: Iterable[str] = ()) -> Rende
     parts: list[RenderableType] = [_headline(reading)]
     for stack in stacks(reading.sites):
         parts += _group(stack, width)
+    parts += _roles(reading)
     parts += _alarms(reading)
     parts += [Text(clean(note), style="dim") for note in not_judged]
     for name, reason in by_reason((one.name, one.reason) for one in reading.skipped):
@@ -89,6 +93,33 @@ def _summary(heads: tuple[HeadReading, ...], one: Display) -> str:
     return "-" if value is None else f"{value:.{one.digits}f}"
 
 
+def _roles(reading: Reading) -> Iterator[RenderableType]:
+    """The heads of each role, the clearest first; then how many have none, and what is not known of any head."""
+    heads = [(site, head, head.roles) for site, head in reading.placed_heads if head.roles is not None]
+    if not heads:
+        return
+    yield Text.assemble("\n", ("roles", "bold"), "  on the first text: layer.head score")
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column(justify="right")
+    grid.add_column(overflow="fold")
+    for role in ROLES:
+        own = [(site, head, scores[role.name]) for site, head, scores in heads if head.role == role.name]
+        own.sort(key=lambda one: -(one[2] or 0.0))
+        if own:
+            named = [f"{_place(site)}.{head.head} {score:.2f}" for site, head, score in own]
+            grid.add_row(role.name, str(len(own)), first_of(named, MOST_HEADS))
+    if none := sum(head.role is None for _, head, _ in heads):
+        grid.add_row("no role", str(none), "", style="dim")
+    yield grid
+    if unknown := [role.name for role in ROLES if all(scores.get(role.name) is None for *_, scores in heads)]:
+        yield Text(f"not known: {', '.join(unknown)}", style="dim")
+
+
+def _place(site: SiteReading) -> str:
+    return clean(site.name) if site.layer is None else str(site.layer)
+
+
 def _alarms(reading: Reading) -> Iterator[RenderableType]:
     """Counts by kind, with the advice once and the first few places; then what was not judged."""
     yield Text("")
@@ -104,9 +135,9 @@ def _alarms(reading: Reading) -> Iterator[RenderableType]:
 
 
 def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
-    for (severity, kind), group in by_kind(alarms).items():
+    for (severity, kind, by_job), group in by_kind(alarms).items():
         many = count(len(group), "layer" if group[0].head is None else "head")
-        what = f" {clean(kind)}: {many}{_steps(group)}"
+        what = f" {clean(kind)}{', by their role' if by_job else ''}: {many}{_steps(group)}"
         yield Text.assemble((clean(severity), STYLES[level_of(severity)]), what)
         yield from (indent(with_course(alarm), "dim") for alarm in group[:3])
         if len(group) > 3:

@@ -1,9 +1,9 @@
 """What pages say in English and in Chinese: a table of texts for each, and messages that are said in either.
 
-``texts/en.json`` and ``texts/zh.json`` hold the texts of pages. What alarms and statistics say in English stands in
-their own tables (``readings/alarms.py``, ``statistics.py``) and is added here; the Chinese of all of it is in
-``zh.json``. A page is written in English and carries both tables: its scripts say everything again in the language
-that is chosen.
+``texts/en.json`` and ``texts/zh.json`` hold the texts of pages. What alarms, roles and statistics say in English stands
+in their own tables (``readings/alarms.py``, ``readings/roles.py``, ``statistics.py``) and is added here; the Chinese of
+all of it is in ``zh.json``. A page is written in English and carries both tables: its scripts say everything again in
+the language that is chosen.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from attemper.readings.alarms import ALARMS, COURSE, KINDS, course, with_course
 from attemper.readings.reading import Alarm
+from attemper.readings.roles import ADVICE, BY_JOB, ROLES
 from attemper.statistics import SHOWN
 from attemper.text import clean, cut, number
 
@@ -134,7 +135,7 @@ def texts(language: str) -> dict[str, Text]:
     """Key -> text of a language."""
     found: dict[str, Text] = json.loads((Path(__file__).parent / "texts" / f"{language}.json").read_text("utf-8"))
     if language == "en":
-        return {**_of_alarms(), **_of_statistics(), **found}
+        return {**_of_alarms(), **_of_statistics(), **_of_roles(), **found}
     named = [*(f"alarm.{name}" for name in KINDS), *(f"statistic.{name}" for name in SHOWN)]
     return found | {f"{one}.name": found[f"{one}.title"] for one in named}
 
@@ -168,6 +169,14 @@ def _of_statistics() -> dict[str, Text]:
         }
         if shown.unit:
             found[f"{of}.unit"] = shown.unit
+    return found
+
+
+def _of_roles() -> dict[str, Text]:
+    found: dict[str, Text] = {"role.by_job": BY_JOB, "role.advice": ADVICE}
+    for role in ROLES:
+        of = f"role.{role.key}"
+        found |= {f"{of}.name": role.name, f"{of}.title": role.title, f"{of}.meaning": role.meaning}
     return found
 
 
@@ -230,7 +239,7 @@ def severity_title(severity: str) -> Message | str:
 
 def advice(alarm: Alarm) -> Message | str:
     """What to do. An alarm that says something else than its kind keeps its own words."""
-    keys = (f"alarm.{alarm.kind}.{part}" for part in ("advice", "line"))
+    keys = ("role.advice", *(f"alarm.{alarm.kind}.{part}" for part in ("advice", "line")))
     return recognise(alarm.advice, [key for key in keys if key in texts("en")]) or clean(alarm.advice)
 
 
@@ -240,7 +249,10 @@ def said(alarm: Alarm) -> Message | str:
     text = cut(clean(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
     if alarm.kind not in KINDS:
         return text
-    found = recognise(text, ["alarm.pace", f"alarm.{alarm.kind}.message"])
+    found = recognise(text, ["alarm.pace", "role.by_job", f"alarm.{alarm.kind}.message"])
+    if found is not None and found.key == "role.by_job":
+        role = recognise(str(found.values["role"]), [f"role.{one.key}.title" for one in ROLES])
+        found = Message(found.key, found.values | {"role": role or found.values["role"]})
     return text if found is None else _group_thousands(found)
 
 
