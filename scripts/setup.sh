@@ -159,6 +159,20 @@ install_notebooks() {
         python-dateutil tzdata
 }
 
+# What finds faults of accessibility in the pages (MPL-2.0; for the tests alone).
+install_axe() {
+    local version=4.14.1
+    [[ ! -f build/axe/$version/axe.min.js ]] || return 0
+    if ! command -v npm >/dev/null; then
+        say "ACCESSIBILITY IS NOT TESTED: there is no npm here. Install it (Debian: apt-get install npm) and run this again."
+        return 0
+    fi
+    say "Installing axe-core into build/axe"
+    mkdir -p build/axe/$version
+    npm pack --silent --pack-destination build/axe "axe-core@$version" >/dev/null
+    tar xzf "build/axe/axe-core-$version.tgz" --directory build/axe/$version --strip-components=1 package/axe.min.js
+}
+
 # The browser in which the tests look at the page. Without it they are skipped, and say so.
 install_chromium() {
     if command -v chromium >/dev/null; then

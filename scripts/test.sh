@@ -48,6 +48,7 @@ if [[ $all ]]; then
     install_ray
     install_notebooks
     install_docs
+    install_axe
 fi
 
 # Beside the tests, at a lower rank: while they wait (a browser, processes that they stop) it has the core that would be idle.

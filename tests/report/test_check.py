@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from attemper.report.check import check_page
@@ -25,8 +27,12 @@ ALIGNED = """
 """
 
 
+def certificate() -> dict[str, Any]:
+    return Check("mine <i>", RULES, (1, 64), 31, ("a", "b", "c"), {"linear": "delta rule"}).to_dict()
+
+
 def page() -> str:
-    return check_page(Check("mine <i>", RULES, (1, 64), 31, ("a", "b", "c"), {"linear": "delta rule"}).to_dict())
+    return check_page(certificate())
 
 
 def test_the_page_says_what_is_broken_and_runs_nothing_that_others_wrote():
