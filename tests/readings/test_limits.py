@@ -229,11 +229,11 @@ def test_each_warning_of_a_run_ends_with_the_line_that_holds_it_or_says_that_non
     if kind.severity == "notice":
         assert given.advice == kind.advice
     elif kind.name in REMEDIED:
-        assert given.advice.endswith("attemper.QKClip(model, threshold=27.5), with its step() after the optimizer's.")
+        assert given.advice.endswith("attemper.QKClip(model, threshold=27.5), and call its step() after the optimizer's.")
         unknown = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "threshold": math.nan}, step=40, since=40)
         assert "attemper.QKClip(model, threshold=...)" in unknown.advice
     else:
-        assert re.search(r"No line of ours helps: .* step 40\.$", given.advice)
+        assert re.search(r"attemper has no line that helps: .* step 40\.$", given.advice)
     assert kind.alarm("a", 0, 1.0, kind.limit, figures=figures).advice == kind.advice, "a scan trains nothing"
 
 
@@ -263,7 +263,7 @@ def test_the_log_says_each_sentence_of_advice_once() -> None:
     told: set[str] = set()
     first, second = (line for line, _ in lines([alarm("falling"), alarm("fallen")], told))
     assert first.startswith("warning falling: a head 1: ")
-    assert "Within a few steps the head has become nearly one-hot. If the loss suffers too" in first
+    assert "The head became nearly one-hot within a few steps. If the loss suffers" in first
     assert second.endswith("The head has become much sharper than it was at first.")
     ((again, heard),) = lines([alarm("falling")], told)
     assert heard

@@ -138,7 +138,7 @@ def test_language_and_theme_switch_everything(open_page: Open, run: Run) -> None
     assert "normalised" not in page.inner_text("main").lower()
     page.click("#language")
     assert page.get_attribute("html", "lang") == "en"
-    assert "This line holds it, unless" in (page.text_content("#alarms") or "")
+    assert "limit the logits" in (page.text_content("#alarms") or "")
     assert "层" not in page.inner_text("main")
     slide(page, 3)
     page.click("#language")

@@ -192,13 +192,13 @@ class AlarmKind:
 
 
 _CLIP = (
-    "This line holds it, unless queries or keys are normalised: attemper.QKClip(model, threshold={threshold}), with "
+    "If queries and keys are not normalised, limit the logits: attemper.QKClip(model, threshold={threshold}), and call "
     "its step() after the optimizer's."
 )
-_CHANGED = "No line of ours helps: {what} changed at step {{step}}."
+_CHANGED = "attemper has no line that helps: {what} changed at step {{step}}."
 _SHARP = (
-    "If the loss suffers too, lower the learning rate, or hold its entropy by a temperature above 1, a penalty on "
-    "entropy or a clip of query and key weights."
+    "If the loss suffers, lower the learning rate. You can also keep its entropy up: with a temperature above 1, an "
+    "entropy penalty, or a clip of the query and key weights."
 )
 ALARMS = (
     AlarmKind(
@@ -213,9 +213,9 @@ ALARMS = (
         message="rows with a NaN or infinite score: {value:.0f} of {total:.0f}",
         clause=("has NaN or infinite scores", "have NaN or infinite scores"),
         title="NaN or infinite scores",
-        advice="Scores hold NaN or infinity: find the first layer where they appear, look for NaN weights and for "
-        "overflow in half precision. These rows are left out of every mean.",
-        line="No line of ours helps: what is NaN stays so. Go on from a checkpoint before step {step}.",
+        advice="Find the first layer with NaN or infinite scores. Look there for NaN weights and for overflow in half "
+        "precision. Means leave these rows out.",
+        line="attemper has no line that helps: NaN stays NaN. Go back to a checkpoint before step {step}.",
     ),
     AlarmKind(
         name="collapsed",
@@ -229,8 +229,8 @@ ALARMS = (
         clause=("is nearly one-hot", "are nearly one-hot"),
         title="nearly one-hot",
         part_of="layer_fallen",
-        advice="Healthy models have sharp heads. If this one was not sharp before, look at the size of its logits and "
-        "the learning rate; a temperature above 1 or a clip on query and key weights widens it.",
+        advice="Healthy models have sharp heads, too. If this head was not sharp before, check its logits and the "
+        "learning rate. A temperature above 1 or a clip of the query and key weights makes it wider.",
     ),
     AlarmKind(
         name="diffuse",
@@ -244,8 +244,8 @@ ALARMS = (
         message="normalised entropy {value:.3f} is near uniform",
         clause=("is nearly uniform", "are nearly uniform"),
         title="nearly uniform",
-        advice="The head spreads its weight over all keys alike: common in first layers and for averaging heads. If it "
-        "should select, a temperature below 1 sharpens it.",
+        advice="The head weights all keys almost equally. This is common in first layers and in averaging heads. If "
+        "the head should select tokens, sharpen it with a temperature below 1.",
     ),
     AlarmKind(
         name="logits",
@@ -260,8 +260,8 @@ ALARMS = (
         clause=("has logits", "have logits"),
         worst="the largest",
         title="large logits",
-        advice="Scores this large saturate the softmax and are where training in half precision breaks. If the loss "
-        "rises, lower the learning rate, too.",
+        advice="Logits this large saturate the softmax: gradients of the scores vanish, and bfloat16 rounds a score "
+        "above 128 to whole numbers. If the loss rises, lower the learning rate as well.",
         line=_CLIP,
     ),
     AlarmKind(
@@ -275,8 +275,8 @@ ALARMS = (
         message="{value:.0%} of the weight rests on the first token",
         clause=("rests on the first token", "rest on the first token"),
         title="on the first token",
-        advice="The head rests on the first token (an attention sink): healthy in most decoders. Mind it before "
-        "evicting or compressing the first keys of a cache.",
+        advice="The head puts most of its weight on the first token (an attention sink). This is healthy in most "
+        "decoders. Keep the first keys when you evict or compress a cache.",
     ),
     AlarmKind(
         name="layer_fallen",
@@ -293,8 +293,8 @@ ALARMS = (
         message="normalised entropy of all {total:.0f} heads has fallen, in the mean from {before:.2g} to {value:.2g}",
         clause=("layer has collapsed", "layers have collapsed"),
         title="layer collapsed",
-        advice="All heads of this layer have become far sharper than they were: attention collapses. If the loss "
-        "rises, lower the learning rate, too.",
+        advice="All heads of this layer are far sharper than at first: attention collapses. If the loss rises, lower "
+        "the learning rate as well.",
         line=_CLIP,
     ),
     AlarmKind(
@@ -314,8 +314,8 @@ ALARMS = (
         clause=("layer has left the range of its entropy", "layers have left the range of their entropy"),
         title="entropy has shifted",
         part_of="layer_fallen",
-        advice="Within three readings the heads of this layer attend otherwise. If logits grow, too, do what their "
-        "alarms say.",
+        advice="The heads of this layer changed within three readings. If an alarm of logits starts as well, follow "
+        "its advice.",
         line=_CHANGED.format(what="the data, the learning rate or the scale of the scores"),
     ),
     AlarmKind(
@@ -333,7 +333,7 @@ ALARMS = (
         clause=("is far sharper than at first", "are far sharper than at first"),
         title="fallen",
         part_of="layer_fallen",
-        advice=f"The head has become much sharper than it was at first. {_SHARP}",
+        advice=f"The head is much sharper than at first. {_SHARP}",
     ),
     AlarmKind(
         name="falling",
@@ -350,7 +350,7 @@ ALARMS = (
         clause=("loses its entropy fast", "lose their entropy fast"),
         title="falling fast",
         part_of="layer_fallen",
-        advice=f"Within a few steps the head has become nearly one-hot. {_SHARP}",
+        advice=f"The head became nearly one-hot within a few steps. {_SHARP}",
         line=_CLIP,
     ),
     AlarmKind(
@@ -367,8 +367,8 @@ ALARMS = (
         message="largest logit {now:.1f} doubles in {value:.1f} steps",
         clause=("has logits that double within few steps", "have logits that double within few steps"),
         title="growing logits",
-        advice="At this pace scores are soon so large that they saturate the softmax. If the loss rises, lower the "
-        "learning rate, too, or warm up longer.",
+        advice="At this pace the logits soon saturate the softmax. If the loss rises, lower the learning rate as "
+        "well, or warm up longer.",
         line=_CLIP,
     ),
     AlarmKind(
@@ -388,8 +388,8 @@ ALARMS = (
             "have a logit spread that doubles within few steps",
         ),
         title="growing logit spread",
-        advice="The variance of the scores grows faster than training needs. Clip query and key weights, or normalise "
-        "queries and keys.",
+        advice="The variance of the scores grows faster than training needs. Clip the query and key weights, or "
+        "normalise queries and keys.",
     ),
     AlarmKind(
         name="drift",
@@ -405,8 +405,8 @@ ALARMS = (
         message="normalised entropy has drifted from {before:.2f} to {now:.2f}",
         clause=("has drifted from where it had settled", "have drifted from where they had settled"),
         title="drifted",
-        advice="The head attends otherwise than where it had settled. In fine-tuning that may be what you want; if "
-        "not, compare with the checkpoint before, and look at what changed in the data or the learning rate then.",
+        advice="The head no longer attends where it had settled. In fine-tuning this may be what you want. If not, "
+        "compare it with the checkpoint before, and check what changed in the data or the learning rate at that step.",
     ),
     AlarmKind(
         name="dead",
@@ -422,8 +422,8 @@ ALARMS = (
         message="weights are uniform in each of the last 20 readings: scores do not depend on the key",
         clause=("is dead: uniform whatever it reads", "are dead: uniform whatever they read"),
         title="dead",
-        advice="The head averages its keys, whatever they are. Look for query or key weights near 0 (weight decay, a "
-        "gradient that does not arrive) and for a temperature that is too high; a dead head can be pruned.",
+        advice="The head averages all keys, whatever they are. Look for query or key weights near 0 (weight decay, a "
+        "missing gradient) and for a temperature that is too high. You can prune a dead head.",
     ),
     AlarmKind(
         name="rank_differs",
@@ -441,9 +441,9 @@ ALARMS = (
         message="normalised entropy on rank {before:.0f} is {value:.2g} from the mean of all ranks, in three readings",
         clause=("site differs on one rank", "sites differ on one rank"),
         title="a rank differs",
-        advice="Data-parallel ranks hold the same weights, so their means differ by their examples alone. Look at the "
-        "device of that rank (memory errors, heat, clocks), at its part of the data, and whether its weights still "
-        "equal those of the others.",
+        advice="Data-parallel ranks have the same weights, so only their examples can differ. Check the device of "
+        "that rank (memory errors, heat, clocks), its part of the data, and whether its weights still equal those of "
+        "the others.",
         line=_CHANGED.format(what="that rank"),
     ),
     AlarmKind(
@@ -459,10 +459,10 @@ ALARMS = (
         message="rows see {value:.4g} keys of other documents, in the mean",
         clause=("site sees other documents", "sites see other documents"),
         title="documents leak",
-        advice="The batch declares documents (positions that start anew, cu_seq_lens or a mask of numbers), and "
-        "the mask in force lets them see one another. In transformers pass use_cache=False and no attention_mask of "
-        "ones, or take an attention implementation that reads cu_seq_lens.",
-        line="No line of ours helps: the mask lets documents see one another since step {step}.",
+        advice="The batch declares documents (position_ids that restart, cu_seq_lens, or a mask of document numbers), "
+        "but the mask lets them see each other. In transformers, pass use_cache=False and no attention_mask of ones, "
+        "or choose an attention implementation that reads cu_seq_lens.",
+        line="attemper has no line that helps: documents see each other since step {step}.",
     ),
     AlarmKind(
         name="visible_keys",
@@ -480,9 +480,9 @@ ALARMS = (
         message="rows see {before:.4g} keys in the mean, {now:+.4g} against what they should",
         clause=("site sees other keys than it should", "sites see other keys than they should"),
         title="other keys are visible",
-        advice="Masks have changed, or are not what the model declares. Too many keys: causality, a window, documents "
-        "or padding is lost; look at what builds the mask, at the attention implementation and at its kernel. Too few: "
-        "a mask was added.",
+        advice="A mask changed, or it is not what the model declares. Too many keys: causality, a window, documents "
+        "or padding got lost. Check the code that builds the mask, the attention implementation and its kernel. Too "
+        "few keys: somebody added a mask.",
         line=_CHANGED.format(what="the mask"),
     ),
     AlarmKind(
@@ -500,8 +500,8 @@ ALARMS = (
         message="{now:.4g} is far from its mean over the 50 steps before, {before:.4g}",
         clause=("time the loss has jumped", "times the loss has jumped"),
         title="loss has jumped",
-        advice="If heads ring at these steps, do what their alarms say. If none does, look at the data of these steps: "
-        "another file, repeated or shuffled texts, damaged labels, and skip them.",
+        advice="If alarms of heads start at these steps, follow their advice. If not, check the data of these steps: "
+        "another file, repeated or shuffled texts, wrong labels. Skip them if they are bad.",
         line=_CHANGED.format(what="the data or the learning rate"),
     ),
     AlarmKind(
@@ -517,9 +517,9 @@ ALARMS = (
         message="it is NaN or infinite",
         clause=("time the loss was NaN or infinite", "times the loss was NaN or infinite"),
         title="NaN or infinite loss",
-        advice="If heads have NaN or infinite scores, begin with the first layer that has; else look for labels that "
-        "are all masked, and for overflow in half precision.",
-        line="No line of ours helps: what is NaN stays so. Go on from a checkpoint before step {step}.",
+        advice="If heads have NaN or infinite scores, start with the first layer that has them. If not, look for "
+        "labels that are all masked, and for overflow in half precision.",
+        line="attemper has no line that helps: NaN stays NaN. Go back to a checkpoint before step {step}.",
     ),
 )
 OF_HEADS = tuple(kind for kind in ALARMS if not kind.of_loss)
