@@ -229,7 +229,7 @@ def test_each_warning_of_a_run_ends_with_the_line_that_holds_it_or_says_that_non
     if kind.severity == "notice":
         assert given.advice == kind.advice
     elif kind.name in REMEDIED:
-        assert given.advice.endswith("attemper.QKClip(model, threshold=27.5), and call its step() after the optimizer's.")
+        assert given.advice.endswith("QKClip(model, threshold=27.5), and call its step() after the optimizer's.")
         unknown = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "threshold": math.nan}, step=40, since=40)
         assert "attemper.QKClip(model, threshold=...)" in unknown.advice
     else:
@@ -253,7 +253,7 @@ def test_alarms_are_grouped_by_kind_the_worst_first() -> None:
         return Alarm("a", 0, kind, severity, 1.0, 1.0, "", "")
 
     given = (alarm("diffuse", "notice"), alarm("logits", "warning"), alarm("diffuse", "notice"), alarm("new", "odd"))
-    assert list(by_kind(given)) == [("warning", "logits"), ("odd", "new"), ("notice", "diffuse")]
+    assert [found[:2] for found in by_kind(given)] == [("warning", "logits"), ("odd", "new"), ("notice", "diffuse")]
 
 
 def test_the_log_says_each_sentence_of_advice_once() -> None:
@@ -264,7 +264,7 @@ def test_the_log_says_each_sentence_of_advice_once() -> None:
     first, second = (line for line, _ in lines([alarm("falling"), alarm("fallen")], told))
     assert first.startswith("warning falling: a head 1: ")
     assert "The head became nearly one-hot within a few steps. If the loss suffers" in first
-    assert second.endswith("The head has become much sharper than it was at first.")
+    assert second.endswith("The head is much sharper than at first.")
     ((again, heard),) = lines([alarm("falling")], told)
     assert heard
     assert again.startswith("warning falling: a head 1: ")
