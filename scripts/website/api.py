@@ -44,7 +44,9 @@ PAGES = (
     Page(
         "types", "attemper.types", "attemper.types",
         {
-            "Of reading": ("Check", "Comparison", "Explanation", "Fingerprint", "Pattern", "Run", "Scan", "Watch"),
+            "Of reading": (
+                "Check", "Comparison", "Explanation", "Fingerprint", "Pattern", "Patterns", "Run", "Scan", "Watch",
+            ),
             "Of attention": ("AttentionOutput", "AttentionStats"),
             "Of acting": ("Calibration", "Regularizer", "SigmaReparam", "Tempered"),
         },

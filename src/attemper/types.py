@@ -10,7 +10,7 @@ from attemper.fingerprints.record import Fingerprint
 from attemper.monitor.watch import Watch
 from attemper.results.check import Check
 from attemper.results.comparison import Comparison
-from attemper.results.pattern import Pattern
+from attemper.results.pattern import Pattern, Patterns
 from attemper.results.run import Run
 from attemper.results.scan import Scan
 
@@ -23,6 +23,7 @@ __all__ = [
     "Explanation",
     "Fingerprint",
     "Pattern",
+    "Patterns",
     "Regularizer",
     "Run",
     "Scan",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,15 @@ from attemper.errors import InputError
 from attemper.sites.padding import CallContext, Tokens
 
 ALL = slice(None)
+MOST_WEIGHTS = 1 << 22
+"""Queries times keys times heads whose weights are computed at once: some times 32 MB."""
+
+
+def head_groups(problem: Problem, weights_a_head: int, heads: range) -> Iterator[slice]:
+    """``heads`` in parts for ``weights``: those that share keys together, or one by one; ``MOST_WEIGHTS`` at once."""
+    step = max(1, MOST_WEIGHTS // max(1, weights_a_head))
+    step = step - step % problem.repeats or 1
+    return (slice(head, min(head + step, heads.stop)) for head in range(heads.start, heads.stop, step))
 
 
 def weights(

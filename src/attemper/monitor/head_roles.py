@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from attemper.backends import reference
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.errors import InputError
-from attemper.monitor.exact_weights import naming, weights
+from attemper.monitor.exact_weights import MOST_WEIGHTS, head_groups, naming, weights
 from attemper.readings.roles import ROLES, RoleText
 from attemper.text import count
 
 MOST_TOKENS = 256
 """Of the text, from its first token on."""
-MOST_WEIGHTS = 1 << 22
-"""Queries times keys times heads whose weights are computed at once: some times 32 MB."""
 MOST_REPEATED = 64
 """Random tokens that a text of repeated tokens repeats."""
 Scores = dict[str, tuple[float | None, ...]]
@@ -44,9 +42,16 @@ class RoleReader:
             )
 
     def scores(
-        self, problem: Problem, kind: str, real: Tensor | None, ids: tuple[Tensor | None, Tensor | None]
+        self,
+        problem: Problem,
+        kind: str,
+        real: Tensor | None,
+        ids: tuple[Tensor | None, Tensor | None],
+        *,
+        sequence: int = 0,
+        heads: range | None = None,
     ) -> Scores:
-        """The scores of a call's heads on its first sequence.
+        """The scores of a call's heads, all unless told, on one sequence.
 
         Args:
             problem: of a call of all its rows.
@@ -56,29 +61,27 @@ class RoleReader:
         """
         if 0 in (*problem.query.shape[:3], problem.key.shape[2]):
             return {}
-        counted = None if real is None else real[0].cpu()
+        counted = None if real is None else _of(sequence, real).cpu()
         start = 0 if counted is None or problem.packed else int(counted.int().argmax())
-        keys = slice(_last_key(problem, start + MOST_TOKENS))
+        keys = slice(_last_key(problem, start + MOST_TOKENS, sequence))
         rows = slice(start, start + max(1, min(MOST_TOKENS, MOST_WEIGHTS // max(keys.stop, 1))))
-        own, others = (None if part is None else part[0].cpu() for part in ids)
-        text = self._places(problem, kind, rows, keys) | self._tokens(own, others, rows, keys)
-        step = max(1, MOST_WEIGHTS // max(1, keys.stop * (rows.stop - rows.start)))
-        step = step - step % problem.repeats or 1  # heads that share keys come together, or one by one
+        own, others = (None if part is None else _of(sequence, part).cpu() for part in ids)
+        text = self._places(problem, kind, rows, keys, sequence) | self._tokens(own, others, rows, keys)
+        heads = range(problem.query.shape[1]) if heads is None else heads
         parts: list[list[Any]] = []
-        for head in range(0, problem.query.shape[1], step):
-            found, seen = weights(problem, 0, slice(head, head + step), rows, keys)
+        for group in head_groups(problem, keys.stop * (rows.stop - rows.start), heads):
+            found, seen = weights(problem, sequence, group, rows, keys)
             made = _role_text(found, seen, None if counted is None else counted[rows], text)
             parts.append([role.score(made) for role in ROLES])
-        heads = problem.query.shape[1]
         return {
-            role.name: tuple(_numbers(columns, heads))
+            role.name: tuple(_numbers(columns, len(heads)))
             for role, columns in zip(ROLES, zip(*parts, strict=True), strict=True)
         }
 
-    def _places(self, problem: Problem, kind: str, rows: slice, keys: slice) -> dict[str, Any]:
+    def _places(self, problem: Problem, kind: str, rows: slice, keys: slice, sequence: int) -> dict[str, Any]:
         """What of a ``RoleText`` follows from places."""
         places = reference.key_places(problem).cpu()[keys]
-        first = places == 0 if problem.first_keys is None else problem.first_keys[0, keys].cpu()
+        first = places == 0 if problem.first_keys is None else _of(sequence, problem.first_keys)[keys].cpu()
         same = problem.query.shape[2] == problem.key.shape[2]
         known = same or problem.bottom_right or min(problem.left, problem.right) < UNBOUNDED
         if kind == "cross" or not known:
@@ -136,14 +139,19 @@ def _numbers(columns: tuple[Any, ...], heads: int) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in torch.cat(columns).tolist()]
 
 
-def _last_key(problem: Problem, rows: int) -> int:
+def _of(sequence: int, part: Tensor) -> Tensor:
+    """Of [batch or 1, ...] what is of this sequence."""
+    return part[sequence if part.shape[0] > 1 else 0]
+
+
+def _last_key(problem: Problem, rows: int, sequence: int) -> int:
     """How many keys, from the first on, the first ``rows`` rows see at most, by causality or a mask."""
     keys = problem.key.shape[2]
     if problem.right < UNBOUNDED and not problem.packed:
         last = reference.positions(problem)[0][:rows].max() if rows and problem.query.shape[2] else 0
         keys = min(keys, max(0, int(last) + problem.right + 1))
     if problem.mask is not None and problem.mask.shape[3] > 1:
-        mask = problem.mask[0, :, :rows, :keys]
+        mask = _of(sequence, problem.mask)[:, :rows, :keys]
         shown = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         seen = shown.flatten(0, 1).any(0).nonzero()
         keys = int(seen.max()) + 1 if len(seen) else 0

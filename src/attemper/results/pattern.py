@@ -1,4 +1,4 @@
-"""The weights of one head on a text, with its tokens: as a heat map in a notebook, and as a picture."""
+"""The weights of heads on a text, with its tokens: as heat maps in a notebook, and as pictures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import io
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from pathlib import Path
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +20,7 @@ from torch import Tensor
 from attemper.errors import InputError, MissingExtraError
 from attemper.files import check_target, write_whole
 from attemper.readings.labels import layer_of
+from attemper.readings.reading import Skipped
 from attemper.report.notebook import VIRIDIS
 from attemper.text import clean, count, cut, token_text
 
@@ -28,6 +32,8 @@ LONGEST_LABEL = 24
 
 MISSING = (160, 160, 160)
 """Weights that are no number."""
+MOST_PIXELS = 32
+"""Pixels of a map on each side, in a picture of many; of the weights that share one, the largest is drawn."""
 _SMALL = "font-size:12px;color:inherit;opacity:0.75"
 
 
@@ -45,6 +51,7 @@ class Pattern:
         kind: "self" or "cross".
         padding: queries and keys that were left out as padding.
         layer: number of the block that the site is in, as in ``Scan.sites``; None where it has none.
+        role: what the head does on this text, as in ``Scan.sites`` ("previous token"); None where it has no role.
     """
 
     weights: Tensor
@@ -55,6 +62,7 @@ class Pattern:
     kind: str = "self"
     padding: tuple[int, int] = (0, 0)
     layer: int | None = None
+    role: str | None = None
 
     def __post_init__(self) -> None:
         if self.layer is None:
@@ -88,6 +96,76 @@ class Pattern:
         return f"Pattern({self.title})"
 
 
+class Patterns(Sequence[Pattern]):
+    """The patterns of all heads of a layer or a model for one text, in the order of its calls.
+
+    ``patterns[0]`` and ``for pattern in patterns`` give a :class:`Pattern` each; a slice gives ``Patterns``.
+
+    Attributes:
+        name: of the model.
+        skipped: what attends, or may, and could not be read, with the reason; empty for those of one layer or site.
+    """
+
+    def __init__(self, patterns: Sequence[Pattern], *, name: str = "", skipped: Sequence[Skipped] = ()) -> None:
+        self._patterns, self.name, self.skipped = tuple(patterns), name, tuple(skipped)
+
+    @overload
+    def __getitem__(self, place: int) -> Pattern: ...
+    @overload
+    def __getitem__(self, place: slice) -> Patterns: ...
+    def __getitem__(self, place: int | slice) -> Pattern | Patterns:
+        if isinstance(place, slice):
+            return Patterns(self._patterns[place], name=self.name, skipped=self.skipped)
+        return self._patterns[place]
+
+    def __len__(self) -> int:
+        return len(self._patterns)
+
+    @property
+    def title(self) -> str:
+        """The model, how many heads there are, and of how many tokens."""
+        queries, keys = (max((one.weights.shape[axis] for one in self), default=0) for axis in (0, 1))
+        size = f"{count(queries, 'query')} x {count(keys, 'key')}"
+        return f"{self.name}: {count(len(self), 'head')} of {count(len(self._sites()), 'site')}, {size}"
+
+    def to_png(self, path: str | os.PathLike[str]) -> Path:
+        """Draws a small map of every head into ``path``, whole or not at all: a row is a layer, a column a head.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed (the extra ``plot``).
+            InputError: no file can be written there.
+        """
+        check_target(path, "picture")
+        return write_whole(path, _grid_picture(self._sites(), self.title), "picture")
+
+    def _sites(self) -> list[list[Pattern]]:
+        """The heads of each site."""
+        return [list(own) for _, own in groupby(self, lambda one: (one.site, one.tokens, one.key_tokens))]
+
+    def _repr_html_(self) -> str:
+        told = f"{self.title}. Dark is 0, light is the largest weight, by its root. A row is a layer, a column a head."
+        image = _image(_colours(_mosaic(self._sites())), self.title) if len(self) else ""
+        return f'<div style="overflow-x:auto;color:inherit"><div>{escape(clean(told))}</div>{image}</div>'
+
+    def __repr__(self) -> str:
+        return f"Patterns({self.title})"
+
+
+def _mosaic(sites: list[list[Pattern]]) -> Tensor:
+    """The roots of all weights as one picture; a row of maps is a site, and between maps there is NaN."""
+    side = min(MOST_PIXELS, max(max(one.weights.shape) for own in sites for one in own)) or 1
+    whole = torch.full((len(sites), side + 1, max(map(len, sites)), side + 1), torch.nan)
+    for row, own in enumerate(sites):
+        for column, one in enumerate(own):
+            if one.weights.numel():
+                small = torch.nn.functional.adaptive_max_pool2d(one.weights[None].float(), side)[0]
+                whole[row, :side, column, :side] = small.clamp(0, 1).sqrt()
+    return whole.flatten(2).flatten(0, 1)[:-1, :-1]
+
+
 def html(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title: str) -> str:
     """The grid as HTML that needs no script, loads nothing and is readable on light and on dark ground.
 
@@ -96,11 +174,40 @@ def html(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title
     largest = _largest(weights)
     scale = f"Dark is 0, light is {largest:.3g}, the largest weight. Rows are queries, columns are keys."
     small = not weights.numel() or max(weights.shape) <= MOST_CELLS
-    body = _table(weights, rows, columns) if small else _image(weights, title)
+    body = _table(weights, rows, columns) if small else _image(_colours(weights), title)
     return (
         f'<div style="overflow-x:auto;color:inherit"><div style="font-weight:600">{escape(clean(title))}</div>'
         f'{body}<div style="{_SMALL}">{escape(scale)}</div></div>'
     )
+
+
+def _grid_picture(sites: list[list[Pattern]], title: str) -> bytes:
+    if not any(one.weights.numel() for own in sites for one in own):
+        raise InputError(f"there is nothing to draw: {title}.")
+    figure, axes = _figure("Patterns.to_png", (2.0 + 0.55 * max(map(len, sites)), 1.2 + 0.55 * len(sites)))
+    mosaic = _mosaic(sites)
+    drawn = axes.imshow(mosaic.numpy(), cmap="viridis", vmin=0.0, vmax=1.0, interpolation="nearest")
+    pitch = (mosaic.shape[0] + 1) // len(sites)
+    names = [clean(own[0].site if own[0].layer is None else str(own[0].layer)) for own in sites]
+    _label(axes.yaxis, [cut(name, LONGEST_LABEL) for name in names], pitch)
+    _label(axes.xaxis, [str(head) for head in range(max(map(len, sites)))], pitch)
+    axes.set_title(cut(clean(title), 120), fontsize=9, parse_math=False)
+    axes.set_xlabel("heads")
+    axes.set_ylabel("layers")
+    for row, own in enumerate(sites):
+        for column, one in enumerate(own):
+            if one.role is not None:
+                axes.text(
+                    pitch * (column + 0.5),
+                    pitch * row + 1,
+                    one.role,
+                    fontsize=3.5,
+                    color="white",
+                    ha="center",
+                    va="top",
+                )
+    figure.colorbar(drawn, ax=axes, label="root of weight", shrink=0.6)
+    return _png_of(figure)
 
 
 def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title: str) -> bytes:
@@ -112,25 +219,37 @@ def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], ti
     """
     if not weights.numel():
         raise InputError(f"there is nothing to draw: {title}.")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Pattern.to_png", "matplotlib", "plot") from error
     wide, tall = (min(14.0, 3.0 + 0.2 * size) for size in (len(columns), len(rows)))
-    figure = Figure(figsize=(wide + 1, tall), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _figure("Pattern.to_png", (wide + 1, tall))
     drawn = axes.imshow(weights.double().numpy(), cmap="viridis", vmin=0.0, interpolation="nearest", aspect="auto")
     axes.set_title(cut(clean(title), 120), fontsize=9, parse_math=False)
     axes.set_xlabel("keys")
     axes.set_ylabel("queries")
     for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
-        step = max(1, -(-len(names) // MOST_LABELS))
-        places = range(0, len(names), step)
-        labels = axis.set_ticks(places, [cut(token_text(names[place]), LONGEST_LABEL) for place in places], fontsize=7)
-        for label in labels:
-            label.label1.set_parse_math(False)  # a token may be a dollar sign
+        _label(axis, [cut(token_text(name), LONGEST_LABEL) for name in names])
     axes.tick_params(axis="x", rotation=90)
     figure.colorbar(drawn, ax=axes, label="weight", shrink=0.8)
+    return _png_of(figure)
+
+
+def _figure(caller: str, inches: tuple[float, float]) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(caller, "matplotlib", "plot") from error
+    figure = Figure(figsize=inches, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _label(axis: Any, names: Sequence[str], pitch: int = 1) -> None:
+    """Names, or every so many-th, at the centres of cells of ``pitch`` pixels."""
+    places = range(0, len(names), max(1, -(-len(names) // MOST_LABELS)))
+    at = [pitch * place + (pitch - 1) // 2 for place in places]
+    for label in axis.set_ticks(at, [names[place] for place in places], fontsize=7):
+        label.label1.set_parse_math(False)  # a token may be a dollar sign
+
+
+def _png_of(figure: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
     return file.getvalue()
@@ -178,9 +297,9 @@ def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> 
     )
 
 
-def _image(weights: Tensor, title: str) -> str:
-    data = base64.b64encode(_png(_colours(weights))).decode("ascii")
-    tall, wide = weights.shape
+def _image(colours: Tensor, title: str) -> str:
+    data = base64.b64encode(_png(colours)).decode("ascii")
+    tall, wide, _ = colours.shape
     factor = max(1.0, min(640 / wide, 640 / tall))
     size = f"width:{round(wide * factor)}px;height:{round(tall * factor)}px"
     return (
