@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = ROOT / "tests" / "docs" / "words.txt"
 STEP = 25
-"""Words of a page are limited in multiples of this: a sentence more is no matter."""
+"""Limits of words are multiples of this, and leave at least this many free: a sentence more is no matter."""
 MEAN, LARGEST = 18.0, 40
 """Words of a sentence, on average and at most, below which no limit goes."""
 SHOWN = 5
@@ -68,13 +68,14 @@ _PATTERNS = [
 
 _NOT_PROSE = re.compile(
     r"<!-- (?P<block>[\w-]+): begin -->.*?<!-- (?P=block): end -->"
-    r"|^(?P<indent> *)(?P<fence>```+|~~~+).*?^(?P=indent)(?P=fence) *$|^\$\$.*?\$\$ *$|<!--.*?-->|<[^>\n]+>",
+    r"|^(?P<indent> *)(?P<fence>```+|~~~+).*?^(?P=indent)(?P=fence) *$|^\$\$.*?\$\$ *$"
+    r"|<!--.*?-->|<summary>.*?</summary>|<[^>\n]+>",
     re.MULTILINE | re.DOTALL,
 )
 _MARKUP = re.compile(r"<[^>]+>|<\w.*|[\w-]+:[^ ;]+;\S*")
 """HTML and CSS in a message."""
 _ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.) ")
-_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)(?<!vs\.)(?<=[.!?])[)\"”*_]* +(?=[\W_]*[A-Z`\d])")
+_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!\bal\.)(?<!vs\.)(?<=[.!?])[)\"”*_]* +(?=[\W_]*[A-Z`\d])")
 _WORD = re.compile(r"[^\W_]")
 
 
@@ -90,7 +91,7 @@ class Count:
     def limit(self) -> Count:
         """The limits that this passes, not below those that every page has."""
         mean = max(MEAN, math.ceil(10 * self.mean) / 10)
-        return Count(STEP * math.ceil(self.words / STEP), mean, max(LARGEST, self.largest), self.phrases)
+        return Count(STEP * math.ceil(self.words / STEP + 1), mean, max(LARGEST, self.largest), self.phrases)
 
     def least(self, other: Count) -> Count:
         return Count(*map(min, astuple(self), astuple(other)))
@@ -143,7 +144,8 @@ def paragraphs(text: str) -> Iterator[str]:
     """Running text of a page, an item of a list at a time. Code in a line is one word, a link is its text."""
     kept: list[str] = []
     for line in [*_NOT_PROSE.sub("", text).splitlines(), ""]:
-        apart = not line.strip() or line.lstrip().startswith(("#", "|"))
+        code = not kept and line.startswith("    ") and not _ITEM.match(line)
+        apart = not line.strip() or code or line.lstrip().startswith(("#", "|"))
         if kept and (apart or _ITEM.match(line)):
             yield plain(" ".join(kept))
             kept = []

@@ -46,12 +46,12 @@ class Case:
     name: str
     title: Text
     verdict: Text
-    """What comes of it, for the table at the head of its document."""
+    """Whether it works and is right, in one line."""
     steps: tuple[Step, ...]
     here: Step
     """The library's way."""
     line: str
-    """The library's name for it, for that table."""
+    """The library's name for it."""
     snippet: bool = True
     builds_on: tuple[str, ...] = ()
     """Snippets that stand before it in its document."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.articles.case import SNIPPETS, Case, Document, Step, Text
 from tests.articles.cases import DOCUMENTS
-from tests.articles.runner import IMPORTS, MODEL, Run, run_of
+from tests.articles.runner import MODEL, Run, run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -19,58 +19,45 @@ PAGES = {
 LONGEST_OUTPUT = 30
 """Lines of a snippet's own output that a page shows."""
 
-STAND_INS = {"tf": "import tensorflow as tf", "layers": "from tensorflow.keras import layers"}
-"""What the article means where the tests put a stand-in."""
-
 TITLE = Text("From the article to the library", "从文章到本库")
 OTHER = Text("[中文](from-article-to-library.zh-CN.md)", "[English](from-article-to-library.md)")
 INTRO = (
     Text(
-        "Five articles about attention, temperature and entropy stand behind this library. Every snippet that "
-        "they print is run here as it stands: what it prints or why it fails, whether the result is right, and "
-        "the line of attemper that does it. The articles are in Chinese; for formulas see [maths.md](../maths.md).",
-        "这个库的背后是五篇讲注意力、温度和熵的中文文章。文中的每一段代码，这里都照原样跑过一遍：它打印什么，或者"
-        "为什么报错；结果对不对；在 attemper 里用哪一行完成同样的事。公式见 [maths.md](../maths.md)（英文）。",
+        "attemper grew out of five Chinese articles on attention, temperature and entropy. Each of their snippets "
+        "runs below exactly as printed. You see a verdict, the checks behind it (folded), and the line of attemper "
+        "that does the same. For the formulas, see [maths.md](../maths.md).",
+        "这个库的背后是五篇讲注意力、温度和熵的中文文章。文中的每一段代码，这里都照原样跑过一遍：先给结论，再给"
+        "验证过程（折叠），最后是在 attemper 里做同一件事的那一行。公式见 [maths.md](../maths.md)（英文）。",
     ),
     Text(
-        "`python scripts/article_pages.py` runs every block and writes what it prints; the tests run them all "
-        "again, compare both pages, and check the numbers on their own. The snippets are kept as printed in "
-        "[tests/articles/snippets](../../tests/articles/snippets); only blanks at the ends of lines are gone. To "
-        "follow along:",
-        "`python scripts/article_pages.py` 会运行每个代码块并写入它的输出；测试会全部再跑一遍，与两个页面逐块对照"
-        "，并另行核对数值。代码片段照原文保存在 [tests/articles/snippets](../../tests/articles/snippets)，只去掉了"
-        "行尾空格。想跟着运行，先执行：",
+        "`python scripts/article_pages.py` writes this page from the runs, and the tests run every block again. The "
+        "printed snippets are in [tests/articles/snippets](../../tests/articles/snippets). To follow along:",
+        "`python scripts/article_pages.py` 会运行每个代码块并写入它的输出，测试会全部再跑一遍。代码片段照原文保存在 "
+        "[tests/articles/snippets](../../tests/articles/snippets)。想跟着运行，先执行：",
     ),
 )
 PREAMBLE = "import math\nimport numpy as np\nimport torch\nimport attemper\nfrom attemper import functional"
 ARTICLE = Text(
-    "`article` is the snippet as a module, with the imports that it forgets. Each snippet starts from "
-    "`torch.manual_seed(0)`. Where a small model is needed, `model` and `tokens` are these:",
+    "`article` is the snippet as a module, with its missing imports added. Each snippet starts from "
+    "`torch.manual_seed(0)`. Some use this small model:",
     "`article` 是把片段当作模块、补上它漏掉的 import 之后的样子。每个片段都从 `torch.manual_seed(0)` 开始。需要小"
     "模型时，`model` 和 `tokens` 是这样来的：",
 )
 NAMES = json.loads((ROOT / "src" / "attemper" / "article_names.json").read_text("utf-8"))
 NAMES_SAY = Text(
-    "What the articles define, and what to write instead; as an attribute of attemper each name says so itself:",
+    "You know a name from one of the articles: which line of attemper replaces it? The table lists every name. "
+    "`attemper.softmax` and the others raise an error that shows the same line.",
     "文章里定义的名称，以及在这里应当怎样写；把这些名称当作 attemper 的属性来用，报错也会这样提示：",
 )
 NAMES_HEAD = Text("| in the articles | here |", "| 文章里 | 在这里 |")
-HEAD = Text("| snippet | as printed | what comes of it | here |", "| 片段 | 照原样运行 | 结果如何 | 在 attemper 里 |")
-RUNS = Text("runs", "能运行")
-AN_ERROR = re.compile(r"^\w+Error: ")
-AS_PRINTED = Text("**As printed:**", "**照原样：**")
-RUNS_AT_ONCE = Text("it runs.", "可直接运行。")
-BREAKS = Text(": its line breaks are lost. ", "（换行丢失，全挤在一行）。")
-WITH_BREAKS = Text("With them back, ", "恢复换行后：")
-FORGOTTEN = Text("It needs {}.", "还需要 {}。")
-INPUTS = Text("It takes for granted:", "它默认已有：")
+CHECKS = Text("The snippet as printed, and the checks", "原文片段与验证")
+RUNS = Text("runs", "可直接运行")
+RESTORED = Text("(line breaks restored)", "（仅恢复换行）")
+INPUTS = Text("It needs:", "它默认已有：")
 PRINTS = Text("It prints:", "它打印：")
 THEN = Text("Then it stops:", "随后中断：")
 HERE = Text("**In attemper:**", "**在 attemper 里：**")
 BETWEEN = Text(", ", "、")
-STOP = Text(". ", "。")
-SHOW = Text("as printed", "原文")
-SHOW_RESTORED = Text("as printed, line breaks put back", "原文（仅恢复换行）")
 
 
 def page(language: str) -> str:
@@ -99,63 +86,46 @@ def _wrapped(part: str, language: str) -> str:
 
 
 def _document(document: Document, language: str) -> list[str]:
-    rows = [HEAD.of(language), "|---|---|---|---|", *(_row(case, language) for case in document.cases)]
-    parts = [f"## {document.number} · {document.title.of(language)}", document.about.of(language), "\n".join(rows)]
+    parts = [f"## {document.number} · {document.title.of(language)}", document.about.of(language)]
     for case in document.cases:
         parts += section(case, language)
     return parts
 
 
-def _row(case: Case, language: str) -> str:
-    run = run_of(case)
-    called = [output for output in run.outputs[:1] if AN_ERROR.match(output)]
-    first = (run.complaints or [run.failure or "".join(called)])[0]
-    printed = f"`{first}`" if first else RUNS.of(language)
-    title = case.title.of(language)
-    return f"| {title} | {printed if case.snippet else '-'} | {case.verdict.of(language)} | `{case.line}` |"
-
-
 def section(case: Case, language: str) -> list[str]:
-    """The part of a page about one case."""
+    """The part of a page about one case: its verdict, the checks folded, the library's way."""
     run = run_of(case)
-    parts = [f"### {case.title.of(language)}"]
-    if case.snippet:
-        parts += _as_printed(case, run, language)
-    elif case.file.exists():
-        parts.append(_details(case, language))
+    checks = _as_printed(case, run, language) if case.file.exists() else []
     for step, output in zip(case.steps, run.outputs, strict=True):
-        parts += _step(step, output, language)
-    said = Text(*(f"{HERE.of(name)} {case.here.say.of(name)}" for name in ("en", "zh")))
+        checks += _step(step, output, language)
+    folded = [f"<details><summary>{CHECKS.of(language)}</summary>", *checks, "</details>"] if checks else []
+    said = Text(*(f"{HERE.of(name)} `{case.line}`. {case.here.say.of(name)}" for name in ("en", "zh")))
     missing = [case.missing.say.of(language)] if case.missing else []
-    return [*parts, *_step(Step(said, case.here.code), run.here, language), *missing]
+    return [
+        f"### {case.title.of(language)}",
+        case.verdict.of(language),
+        *folded,
+        *_step(Step(said, case.here.code), run.here, language),
+        *missing,
+    ]
 
 
 def _as_printed(case: Case, run: Run, language: str) -> list[str]:
-    between, stop = BETWEEN.of(language), STOP.of(language)
-    errors = [f"`{error}`" for error in run.complaints or [run.failure] if error]
-    line = "" if errors else RUNS_AT_ONCE.of(language)
+    """The snippet, with what happens when it runs as the article prints it."""
+    parts = [f"[`{case.file.name}`](../../{case.file.relative_to(ROOT)})"]
+    if case.snippet:
+        errors = BETWEEN.of(language).join(f"`{error}`" for error in run.complaints or [run.failure] if error)
+        parts[0] += f": {errors or RUNS.of(language)}"
     if case.restored:
-        line = errors.pop(0) + BREAKS.of(language) + (WITH_BREAKS.of(language) if errors else "")
-    if errors:
-        line += between.join(errors) + stop
-    if run.forgotten:
-        imports = between.join(f"`{STAND_INS.get(name, IMPORTS[name])}`" for name in run.forgotten)
-        line += FORGOTTEN.of(language).format(imports)
-    parts = [f"{AS_PRINTED.of(language)} {line.rstrip()}"]
-    parts.append(_details(case, language))
+        parts[0] += " " + RESTORED.of(language)
+    parts.append(_code(case.source))
     if case.inputs:
         parts += [INPUTS.of(language), _code(case.inputs)]
-    if run.printed and run.printed.count("\n") <= LONGEST_OUTPUT:
+    if case.snippet and run.printed and run.printed.count("\n") <= LONGEST_OUTPUT:
         parts += [PRINTS.of(language), _text(run.printed)]
-    if run.failure and run.complaints:
+    if case.snippet and run.failure and run.complaints:
         parts += [THEN.of(language), _text(run.failure)]
     return parts
-
-
-def _details(case: Case, language: str) -> str:
-    name = (SHOW_RESTORED if case.restored else SHOW).of(language)
-    link = f"[`{case.file.name}`](../../{case.file.relative_to(ROOT)})"
-    return f"<details><summary>{name}</summary>\n\n{link}\n\n{_code(case.source)}\n\n</details>"
 
 
 def _step(step: Step, output: str, language: str) -> list[str]:

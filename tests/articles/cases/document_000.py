@@ -9,7 +9,7 @@ CONDITIONAL = Case(
     name="000_conditional_temperature",
     title=Text("`ConditionalTemperatureAttention`", "`ConditionalTemperatureAttention`"),
     verdict=Text(
-        "`forward` fails; mended, it sees the future and can divide by 0",
+        "`forward` fails. Once fixed, it looks into the future and can divide by 0.",
         "`forward` 报错；修好之后会看到未来，还可能除以 0",
     ),
     line="attention(..., temperature=tensor)",
@@ -27,9 +27,8 @@ layer(x)
         ),
         Step(
             Text(
-                "With the name supplied it runs. Its temperature comes from the mean over the whole sequence, so "
-                "another *last* token changes how the *first* token divides its weight between the first two "
-                "keys. In a causal model that is a look into the future; padding is averaged in, too.",
+                "Now it runs, but its temperature is a mean over the whole sequence, padding included. Changing the "
+                "*last* token changes the weights of the *first* one:",
                 "补上这个名字就能运行。但温度取自整个序列的平均值，所以只换*最后*一个 token，*第一个* token 在前两"
                 "个 key 之间的权重之比也会变。对因果模型来说这就是偷看未来；padding 也被一起平均了进去。",
             ),
@@ -44,8 +43,7 @@ for sequence in (x, other):
         ),
         Step(
             Text(
-                "Softplus does not keep a float32 temperature above 0: from about -104 on it is exactly 0, and "
-                "every weight is NaN.",
+                "Below about -104, softplus returns exactly 0 in float32, and every weight is NaN:",
                 "Softplus 并不能保证 float32 的温度大于 0：输入约在 -104 以下时结果正好是 0，所有权重都变成 NaN。",
             ),
             """\
@@ -57,8 +55,8 @@ layer.temp_net[2].bias.data.zero_()
     ),
     here=Step(
         Text(
-            "A temperature of any shape up to [B, H, Q] goes into `attention`; here theirs does. "
-            "`attemper.nn.ConditionalTemperature` predicts it from each query alone, between a floor and a ceiling.",
+            "It takes a temperature of any shape up to [B, H, Q]. `attemper.nn.ConditionalTemperature` predicts "
+            "one per query, between a floor and a ceiling.",
             "任何能广播到 [B, H, Q] 的温度都可以传给 `attention`，这里传入的就是它的温度。"
             "`attemper.nn.ConditionalTemperature` 只由每个 query 自己来预测温度，并限制在上下限之间。",
         ),
@@ -75,14 +73,14 @@ print(torch.allclose(output, layer(x)[0], atol=1e-6), result.stats.per_head()["e
 LAYERWISE = Case(
     name="000_layerwise_schedule",
     title=Text("`LayerwiseTemperatureSchedule`", "`LayerwiseTemperatureSchedule`"),
-    verdict=Text("linear and exponential are right; the u is upside down", "linear 和 exp 正确；u 型上下颠倒"),
+    verdict=Text("Linear and exponential are right. The u is upside down.", "linear 和 exp 正确；u 型上下颠倒"),
     line="schedules.layerwise(...)",
     steps=(
         Step(
             Text(
-                'The comment says "low in the middle, high at both ends". It is the other way round, and the ends '
-                "stop half-way: 0.75, not 1. `T_low + (T_high - T_low) * abs(2 * ratio - 1)` would do what it "
-                "says. A pattern that does not exist gives 1.0 without a word.",
+                'The comment says "low in the middle, high at both ends"; the code does the reverse, and the ends '
+                "reach 0.75, not 1. Write `T_low + (T_high - T_low) * abs(2 * ratio - 1)` instead. An unknown pattern "
+                "silently gives 1.0.",
                 "注释写的是“中间低，两端高”，实际正好相反，而且两端只到一半：0.75 而不是 1。符合注释的写法是 "
                 "`T_low + (T_high - T_low) * abs(2 * ratio - 1)`。写错 pattern 名字时，它一声不响地返回 1.0。",
             ),
@@ -95,8 +93,7 @@ for pattern in ("linear", "u", "exp", "no such pattern"):
     ),
     here=Step(
         Text(
-            "Linear, u and exponential as described; `attemper.temper(model, temperature=[...])` takes such a list, "
-            "one for each layer:",
+            "Pass the list to `attemper.temper(model, temperature=[...])`, one temperature per layer:",
             "linear、u 和 exponential 都与文字描述一致；`attemper.temper(model, temperature=[...])` 接受这样的列表，"
             "每层一个温度：",
         ),
@@ -114,7 +111,7 @@ REGULARIZED = Case(
         "`entropy_regularized_attention_loss`、`EntropyRegularizedTransformer`",
     ),
     verdict=Text(
-        "the loss is right but for float16; around a model it is silently 0, or has unshifted labels",
+        "The loss is right, except in float16. Around a model it is silently 0, or its labels are not shifted.",
         "单个损失除 float16 外正确；套在模型上，要么悄悄为 0，要么交叉熵忘了把标签错开一位",
     ),
     line='attention(..., stats=("entropy",))',
@@ -129,15 +126,15 @@ print(article.entropy_regularized_attention_loss(weights), -0.01 * functional.en
         ),
         Step(
             Text(
-                "In float16 its eps of 1e-10 rounds to 0, and a weight of 0 gives NaN:",
+                "In float16, 1e-10 rounds to 0, and a weight of 0 gives NaN:",
                 "float16 下 1e-10 的 eps 被舍入成 0，只要有一个权重为 0 就得到 NaN：",
             ),
             "print(article.entropy_regularized_attention_loss(torch.tensor([[1.0, 0.0]], dtype=torch.float16)))\n",
         ),
         Step(
             Text(
-                "Around a model of transformers as it comes (SDPA attention), there are no weights to read. "
-                "transformers logs a warning; the term is the integer 0, and nothing is regularised.",
+                "A transformers model uses SDPA by default and returns no weights. The term is the integer 0, so "
+                "nothing is regularised:",
                 "直接套在 transformers 模型上（默认 SDPA 注意力），根本拿不到权重。transformers 只在日志里提醒一句"
                 "；这一项是整数 0，什么都没有被正则化。",
             ),
@@ -148,10 +145,8 @@ print(regularized(tokens, labels=tokens)["ent_loss"])
         ),
         Step(
             Text(
-                "With eager attention there are. The term is then a sum over layers, so its strength grows with "
-                "depth (here 2 layers, 2 times the mean), and every layer's n x n weights are kept. The "
-                "cross-entropy does not shift its labels: each token is asked to predict itself, which is not the "
-                "loss of the model.",
+                "With eager attention, the term is a sum over layers, so it grows with depth. The cross-entropy asks "
+                "each token to predict itself:",
                 "换成 eager 注意力才有。此时这一项是各层之和，强度随层数增长（这里 2 层，就是平均值的 2 倍），而且"
                 "每层 n x n 的权重都得留着。交叉熵没有把标签错开一位：每个 token 都在预测自己，和模型自己的损失不"
                 "是一回事。",
@@ -169,8 +164,8 @@ print(f"their cross-entropy {losses['task_loss'].item():.4f}, the model's {outpu
     ),
     here=Step(
         Text(
-            "The entropy comes out of the attention itself, with an exact gradient and no n x n tensor kept. "
-            "A whole model takes `attemper.regularize(model, attemper.EntropyBonus(0.01))`: the mean over its layers.",
+            "The entropy comes from the attention call, with an exact gradient and no n x n tensor. For a whole "
+            "model, use `attemper.regularize(model, attemper.EntropyBonus(0.01))`, a mean over layers.",
             "熵由注意力本身给出，梯度精确，也不保留 n x n 的张量。整个模型用 "
             "`attemper.regularize(model, attemper.EntropyBonus(0.01))`：取各层的平均。",
         ),
@@ -185,14 +180,12 @@ print(penalty, article.entropy_regularized_attention_loss(torch.softmax(q @ k.mT
 SCHEDULE = Case(
     name="000_entropy_schedule",
     title=Text("`EntropySchedule`", "`EntropySchedule`"),
-    verdict=Text("starts at 0; its cosine runs backwards", "从 0 开始；余弦方向反了"),
+    verdict=Text("It starts at temperature 0, and its cosine runs backwards.", "从 0 开始；余弦方向反了"),
     line="schedules.warmup_anneal(...)",
     steps=(
         Step(
             Text(
-                "Warm-up then anneal, 2.0 to 0.1 in 100 steps. It starts at temperature 0, falls from 2 to 0.1 "
-                "the moment warm-up ends, and *rises* to 2.0 at the end: `_cosine_schedule` goes from 1 to 0 "
-                "where the line that uses it wants 0 to 1.",
+                "The temperature starts at 0, drops from 2 to 0.1 after warm-up, then *rises* to 2.0:",
                 "先预热再退火，100 步内从 2.0 到 0.1。它从温度 0 开始，预热一结束就从 2 掉到 0.1，然后一路*升*到 "
                 "2.0：`_cosine_schedule` 是从 1 走到 0，而用它的那一行需要从 0 走到 1。",
             ),
@@ -208,8 +201,8 @@ for step in (0, 5, 9, 10, 55, 100):
         ),
         Step(
             Text(
-                'The curriculum is right. "Contrastive", the third strategy of its docstring, was never written: '
-                "like any unknown name it gives 1.0.",
+                'The curriculum is right. "Contrastive", the third strategy in the docstring, does not exist and '
+                "gives 1.0:",
                 "curriculum 是对的。文档字符串里的第三种策略“对比熵”根本没有实现：和任何不认识的名字一样，返回 1.0。",
             ),
             """\
@@ -221,8 +214,8 @@ for kind in ("curriculum", "contrastive"):
     ),
     here=Step(
         Text(
-            "As described, from 1 instead of 0; it drives `nn.ScheduledTemperature`, and as an entropy "
-            "`EntropyTarget` and `Thermostat`. A temperature of 0 is refused instead of giving NaN:",
+            "The schedule starts at 1. It also drives `nn.ScheduledTemperature`, `EntropyTarget` and "
+            "`Thermostat`. A temperature of 0 raises an error:",
             "与文字描述一致，但从 1 而不是 0 开始；它可以驱动 `nn.ScheduledTemperature`，当作熵时也可以驱动 "
             "`EntropyTarget` 和 `Thermostat`。温度为 0 会被拒绝，而不是算出 NaN：",
         ),
@@ -239,8 +232,9 @@ DOCUMENT = Document(
     number="000",
     title=Text("temperature and attention entropy", "温度与注意力熵"),
     about=Text(
-        "Of its two references, arXiv 2412.16545 is *Attention Entropy is a Key Factor: An Analysis of Parallel "
-        "Context Encoding with Full-attention-based Pre-trained Language Models*, not the title that it prints.",
+        "The article gives a wrong title for arXiv 2412.16545. The paper is *Attention Entropy is a Key "
+        "Factor: An Analysis of Parallel Context Encoding with Full-attention-based Pre-trained Language "
+        "Models*.",
         "文末第二篇参考文献 arXiv 2412.16545 的真实标题是 *Attention Entropy is a Key Factor: An Analysis of "
         "Parallel Context Encoding with Full-attention-based Pre-trained Language Models*，与文中所写不符。",
     ),

@@ -7,14 +7,13 @@ from tests.articles.case import Case, Step, Text
 MONITOR = Case(
     name="000_entropy_monitor",
     title=Text("`AttentionEntropyMonitor`", "`AttentionEntropyMonitor`"),
-    verdict=Text("works from two samples on", "有两次以上采样时正确"),
+    verdict=Text("It works once it has two samples.", "有两次以上采样时正确"),
     line="watch(model)",
     needs_model=True,
     steps=(
         Step(
             Text(
-                "Mean, standard deviation and trend over time are right (scores that grow from 1 to 5 make the "
-                "entropy fall). Padded queries would be averaged in.",
+                "Mean, standard deviation and trend are right, but padded queries would count:",
                 "均值、标准差和随时间的趋势都对（分数从 1 倍放大到 5 倍，熵下降）。padding 的 query 也会被平均进去。",
             ),
             """\
@@ -27,7 +26,7 @@ for name, value in monitor.get_statistics()["layer_0"].items():
 """,
         ),
         Step(
-            Text("After a single sample there is no line to fit:", "只有一次采样时无法拟合直线："),
+            Text("After a single sample, it fails:", "只有一次采样时无法拟合直线："),
             """\
 monitor = article.AttentionEntropyMonitor(num_layers=1, num_heads=4)
 monitor.analyze(0, torch.softmax(scores, dim=-1))
@@ -37,8 +36,8 @@ monitor.get_statistics()
     ),
     here=Step(
         Text(
-            "One line watches a model beside its own attention, whatever its kernel; padded queries are left out. "
-            "`watch.history` and `watch.trend` tell the whole run.",
+            "It works with any kernel and leaves padded queries out. `watch.history` and `watch.trend` cover the "
+            "whole run.",
             "一行代码即可在模型自身的注意力旁边监控，不管它用什么 kernel；padding 的 query 不计入。"
             "`watch.history` 和 `watch.trend` 给出整个训练过程。",
         ),
@@ -57,28 +56,26 @@ ANOMALY = Case(
     name="000_detect_anomaly",
     title=Text("`detect_attention_anomaly`", "`detect_attention_anomaly`"),
     verdict=Text(
-        "fails on the monitor's own statistics; limits in nats fit one length only",
+        "It fails on the monitor's own statistics. Its limits in nats fit one length only.",
         "接不上监控器自己的统计结果；以 nats 为单位的阈值只适合一种长度",
     ),
     line="scan(model, batches).alarms",
     steps=(
         Step(
             Text(
-                "The monitor above gives a mean per head; this function compares it as one number:",
+                "The monitor returns a mean per head; this function compares it as one number:",
                 "上面的监控器按头给出均值，这个函数却把它当一个数来比较：",
             ),
             'article.detect_attention_anomaly({"layer_0": {"mean": np.array([1.2, 2.9])}})\n',
         ),
         Step(
-            Text(
-                "With one head the comparison passes and the message fails:", "只有一个头时比较能通过，拼消息时又出错："
-            ),
+            Text("With one head, the message fails:", "只有一个头时比较能通过，拼消息时又出错："),
             'article.detect_attention_anomaly({"layer_0": {"mean": np.array([1.2])}})\n',
         ),
         Step(
             Text(
-                "Given plain numbers it runs. Fed with perfectly uniform attention over n keys, it calls 7 keys a "
-                "collapse (log 7 is below 2) and sees nothing wrong up to 274, because it assumes 512 keys.",
+                "Plain numbers work. But uniform attention over 7 keys counts as a collapse, and over 274 keys as "
+                "normal, because the code assumes 512 keys:",
                 "传入普通数字才能运行。对 n 个 key 上完全均匀的注意力，它把 7 个 key 判成坍缩（log 7 小于 2），到 "
                 "274 个 key 都认为正常，因为它假定有 512 个 key。",
             ),
@@ -91,8 +88,7 @@ for n in (7, 8, 274, 275, 512):
     ),
     here=Step(
         Text(
-            "Alarms use entropy divided by the log of the keys that each row can see. The same uniform attention "
-            "over 40 keys:",
+            "Alarms use entropy divided by the log of the visible keys. This is uniform attention over 40 keys:",
             "警报用的是熵除以每一行可见 key 数的对数。同样是均匀注意力，40 个 key：",
         ),
         """\
@@ -110,7 +106,7 @@ DEBUG = Case(
     name="000_debug_entropy",
     title=Text("`debug_attention_entropy`", "`debug_attention_entropy`"),
     verdict=Text(
-        "silent on SDPA models, otherwise `attention_entropy` does not exist",
+        "It is silent on SDPA models. With eager attention it needs `attention_entropy`, which does not exist.",
         "对 SDPA 模型毫无输出；否则 `attention_entropy` 未定义",
     ),
     line="scan(model, [batch])",
@@ -118,8 +114,7 @@ DEBUG = Case(
     steps=(
         Step(
             Text(
-                "A model of transformers as it comes (SDPA attention) has no weights to show: an empty list, and "
-                "not one [WARN].",
+                "A transformers model uses SDPA by default and returns no weights, so the list is empty:",
                 "transformers 模型默认（SDPA 注意力）拿不到权重：返回空列表，一条 [WARN] 都没有。",
             ),
             'batch = {"input_ids": tokens}\nprint(article.debug_attention_entropy(model, batch))\n',
@@ -130,8 +125,8 @@ DEBUG = Case(
         ),
         Step(
             Text(
-                "With that function supplied it warns of heads that see at most 12 keys with limits fixed in "
-                "nats, and leaves a model that was training in eval mode.",
+                "With that function added, it applies limits in nats to heads that see at most 12 keys. It also "
+                "leaves the model in eval mode:",
                 "补上这个函数后，它用固定的 nats 阈值去判断最多只看 12 个 key 的头；原本在训练的模型还被留在 eval "
                 "模式。",
             ),
@@ -144,7 +139,7 @@ print(model.training)
     ),
     here=Step(
         Text(
-            "`scan` reads the same heads exactly and leaves the model as it was.",
+            "`scan` reads the same heads exactly and keeps the model's mode.",
             "`scan` 精确读出同样的头，而且不改变模型的状态。",
         ),
         """\

@@ -7,11 +7,11 @@ from tests.articles.case import Case, Document, Step, Text
 SOFTMAX = Case(
     name="001_softmax",
     title=Text("`Softmax([10, 20, 30])`", "`Softmax([10, 20, 30])`"),
-    verdict=Text("a formula, not code; true to four digits", "是公式不是代码；四位小数内成立"),
+    verdict=Text("A formula, not code. It is true to four digits.", "是公式不是代码；四位小数内成立"),
     line="softmax(scores)",
     steps=(),
     here=Step(
-        Text("The two zeros, to more digits:", "那两个 0 写得更精确些："),
+        Text("The two zeros, with more digits:", "那两个 0 写得更精确些："),
         "print(functional.softmax(torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64)))\n",
     ),
 )
@@ -19,19 +19,19 @@ SOFTMAX = Case(
 SCALED = Case(
     name="001_scaled_scores",
     title=Text("`scaled_scores = scores / sqrt(d_k)`", "`scaled_scores = scores / sqrt(d_k)`"),
-    verdict=Text("right, once its names exist", "变量和 sqrt 都给出后正确"),
+    verdict=Text("Right, once you define its names.", "变量和 sqrt 都给出后正确"),
     line="attention(q, k, v)",
     inputs="import torch\nq, k = torch.randn(2, 1, 1, 1000, 64).unbind()\nscores, d_k = q @ k.mT, 64\n",
     steps=(
         Step(
-            Text("A million scores, before and after:", "一百万个分数，缩放前后的方差："),
+            Text("The variance of a million scores, before and after:", "一百万个分数，缩放前后的方差："),
             'print(f"{article.scores.var().item():.1f} -> {article.scaled_scores.var().item():.2f}")\n',
         ),
     ),
     here=Step(
         Text(
-            "`attention` divides by the square root of the head size by itself; for scores at hand it is a "
-            "temperature.",
+            "`attention` divides by the square root of the head size. For scores that you already have, pass a "
+            "temperature:",
             "`attention` 会自动除以头维度的平方根；手上已有分数时，它就是一个温度。",
         ),
         """\
@@ -47,7 +47,7 @@ TABLE = Case(
     name="001_table",
     title=Text("the table for d = 2, 4, 512, 1024", "d = 2、4、512、1024 的表格"),
     verdict=Text(
-        "right variances; its range is two standard deviations, and 45.2 should be 45.3",
+        "The variances are right. The range is two standard deviations, and 45.2 should be 45.3.",
         "方差正确；范围其实是 ±2 个标准差，45.2 应为 45.3",
     ),
     line="attemper lab scaling",
@@ -55,9 +55,8 @@ TABLE = Case(
     steps=(
         Step(
             Text(
-                'The table says "±2 variance" and takes two standard deviations: 2 sqrt(d). 45.2548 is cut to '
-                "45.2 where it rounds to 45.3. d is the size of one head, not `d_model`. Nor is the range a "
-                'bound: for d = 2 (a Laplace distribution) 5.9% of the scores are beyond "at most ±2.8".',
+                'The table says "±2 variance" but shows two standard deviations, 2 sqrt(d), with d the size of one '
+                "head. The range is not a bound: for d = 2, 5.9% of the scores are outside:",
                 "表中写“±2 倍方差”，实际取的是 ±2 个标准差，即 2 sqrt(d)。45.2548 被截断成 45.2，四舍五入应为 45.3"
                 "。这里的 d 是单个头的维度，不是 `d_model`。这个范围也不是上界：d = 2 时点积服从拉普拉斯分布，有 "
                 "5.9% 的分数超出“最多 ±2.8”。",
@@ -71,7 +70,7 @@ print(f"{math.exp(-2 * math.sqrt(2)):.3f}")
     ),
     here=Step(
         Text(
-            "`attemper lab scaling` in Python; it also draws the variances:",
+            "The command in Python; it also samples the variances:",
             "命令 `attemper lab scaling`（它还会抽样验证方差），在 Python 里这样调用：",
         ),
         """\
@@ -87,7 +86,7 @@ for row in scaling.table("where 95% of the scores lie").rows:
 SIMPLE = Case(
     name="001_simple",
     title=Text("the simple example", "简单例子"),
-    verdict=Text("prints what the article says, digit for digit", "输出与文章逐位一致"),
+    verdict=Text("It prints exactly what the article says.", "输出与文章逐位一致"),
     line="softmax(scores, temperature=32)",
     steps=(),
     here=Step(
@@ -104,16 +103,15 @@ FULL = Case(
     name="001_full",
     title=Text("the full example", "完整例子"),
     verdict=Text(
-        "prints what the article says; its scaled gradient is 32 times too small to compare",
+        "It prints what the article says. Its scaled gradient is 32 times too small to compare.",
         "输出与文章一致；但“缩放后的梯度”只有其 1/32，不能直接比较",
     ),
     line="softmax_jacobian(scores)",
     steps=(
         Step(
             Text(
-                'Both gradients are with respect to the *unscaled* scores, so the "scaled" one carries a factor '
-                "1/32 of the division itself. With respect to the scores that the softmax sees it is 32 times "
-                "larger:",
+                "Both gradients are with respect to the *unscaled* scores. With respect to the scores that the "
+                "softmax sees, the second is 32 times larger:",
                 "两个梯度都是对*未缩放*的分数求的，所以“缩放后的梯度”里还带着除法本身的 1/32。对 softmax 实际看到"
                 "的分数求导，梯度是其 32 倍：",
             ),
@@ -126,7 +124,7 @@ print(article.grad_scaled, scaled.grad, scaled.grad / article.grad_scaled)
     ),
     here=Step(
         Text(
-            "The first row of the Jacobian, with respect to the unscaled and to the scaled scores:",
+            "The first row of the Jacobian, for the unscaled and the scaled scores:",
             "雅可比矩阵的第一行，先是对未缩放的分数，再是对缩放后的分数：",
         ),
         """\
@@ -140,7 +138,7 @@ DOCUMENT = Document(
     number="001",
     title=Text("why scores are scaled", "为什么缩放注意力分数"),
     about=Text(
-        "Its longer examples are printed on one line. The two results that it prints are kept beside the snippets.",
+        "The article prints its longer examples on one line. Their two printed results are stored with the snippets.",
         "两个较长的例子在文中都挤成了一行。文章给出的两段运行结果与片段保存在一起。",
     ),
     cases=(SOFTMAX, SCALED, TABLE, SIMPLE, FULL),

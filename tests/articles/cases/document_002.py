@@ -8,7 +8,7 @@ CROSS = Case(
     name="002_cross_attention",
     title=Text("`CrossAttention`", "`CrossAttention`"),
     verdict=Text(
-        "penalty right; the output projection uses the diagonal of its matrices only",
+        "The penalty is right. The output projection uses only the diagonal of its matrices.",
         "惩罚项正确；输出投影只用到矩阵的对角线",
     ),
     line='attention(..., stats=("entropy",))',
@@ -27,9 +27,8 @@ print(layer.losses[0], (functional.entropy_of(weights) - 0.2).square().mean())
         ),
         Step(
             Text(
-                'The output projection `"abcd, cdd->abd"` repeats d: torch and numpy read the diagonal of each '
-                "head's matrix and never touch the other 720 of its 768 entries. The matrix product is `abcd, "
-                "cde->abe`.",
+                '`"abcd, cdd->abd"` repeats d, so 720 of the 768 entries are never used. The matrix product is `abcd, '
+                "cde->abe`:",
                 '输出投影 `"abcd, cdd->abd"` 里 d 写了两次：torch 和 numpy 都只取每个头矩阵的对角线，768 个元素里'
                 "有 720 个从未用到。真正的矩阵乘法是 `abcd, cde->abe`。",
             ),
@@ -44,9 +43,9 @@ print(torch.allclose(theirs, torch.einsum("abcd, cde->abe", heads, kernel), atol
     ),
     here=Step(
         Text(
-            "In Keras 3 the layer is `attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`, on "
-            "torch, jax or tensorflow, with the matrix product and masks; in PyTorch `attemper.nn.CrossAttention`. The "
-            "penalty of any attention is one line, and exact: no 1e-7 in the logarithm.",
+            "In Keras 3, use `attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`, on "
+            "torch, jax or tensorflow. In PyTorch, use `attemper.nn.CrossAttention`. For any attention, the exact "
+            "penalty is one line:",
             "在 Keras 3 里，这个层是 `attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`，后端"
             "可用 torch、jax 或 tensorflow，用的是真正的矩阵乘法，也支持掩码；在 PyTorch 里是 "
             "`attemper.nn.CrossAttention`。任意注意力的惩罚项只需一行，而且是精确的：对数里没有 1e-7。",
@@ -63,14 +62,14 @@ print((result.stats.entropy - 0.2).square().mean().item())
 FIT = Case(
     name="002_fit",
     title=Text("`fit`", "`fit`"),
-    verdict=Text("trains; never prints its loss", "能训练；但从不打印损失"),
+    verdict=Text("It trains, but never prints its loss.", "能训练；但从不打印损失"),
     line="regularize(model, penalty)",
     builds_on=("002_cross_attention",),
     steps=(
         Step(
             Text(
-                '`print("loss" % loss_value)` has no `%s`. With a tensor the word stands alone; with a number it '
-                "would be a TypeError.",
+                '`print("loss" % loss_value)` has no `%s`, so a tensor prints only the word. A number raises a '
+                "TypeError:",
                 '`print("loss" % loss_value)` 里没有 `%s`。传张量时只打印出这个单词；传数字则会抛 TypeError。',
             ),
             """\
@@ -87,8 +86,7 @@ print("loss" % 0.5)
     ),
     here=Step(
         Text(
-            "In Keras 3 `fit` adds the layer's loss by itself. In PyTorch a penalty is attached to the loss of any "
-            "model:",
+            "In Keras 3, `fit` adds the layer's loss. In PyTorch, attach a penalty to the loss of any model:",
             "在 Keras 3 里，`fit` 会自己加上这个层的损失。在 PyTorch 里，惩罚项可以挂到任何模型的损失上：",
         ),
         """\
@@ -104,16 +102,15 @@ print(layer.q_proj.weight.grad.isfinite().all(), penalty.value > 0)
 MODEL = Case(
     name="002_model",
     title=Text("`model` and 1,000 steps", "`model` 与 1000 步训练"),
-    verdict=Text("ends at a mean entropy of 0.19, alpha being 0.2", "训练后平均熵 0.19，alpha 为 0.2"),
+    verdict=Text("It ends at a mean entropy of 0.19; alpha is 0.2.", "训练后平均熵 0.19，alpha 为 0.2"),
     line="nn.CrossAttention(...)",
     builds_on=("002_cross_attention", "002_fit"),
     slow=True,
     steps=(
         Step(
             Text(
-                "After 1,000 steps, with other random numbers than the article's: the mean entropy over the "
-                "twelve rows, and the mean distance from alpha = 0.2. The class is called `model` and so is its "
-                "instance: a second one cannot be made.",
+                "After 1,000 steps: the mean entropy of twelve rows, and their mean distance from 0.2. The random "
+                "numbers differ from the article's.",
                 "训练 1000 步之后（随机数与文章不同）：十二行的平均熵，以及与 alpha = 0.2 的平均距离。类名和实例名"
                 "都叫 `model`，所以没法再建第二个。",
             ),
@@ -126,10 +123,9 @@ print(tuple(entropy.shape), f"{entropy.mean().item():.2f}, {(entropy - 0.2).abs(
     ),
     here=Step(
         Text(
-            "The same in PyTorch, whole in [examples/entropy_target.py](../../examples/entropy_target.py), and in "
-            "Keras in [examples/entropy_target_keras.py](../../examples/entropy_target_keras.py). With an optimizer "
-            "that forgets its first, steep steps every row comes to the target. `attemper lab regularization` has "
-            "both optimizers, four targets and eight draws of each ([regularization.md](../lab/regularization.md)).",
+            "Here every row reaches the target. See the full example for "
+            "[PyTorch](../../examples/entropy_target.py) or [Keras](../../examples/entropy_target_keras.py), and "
+            "[the experiment](../lab/regularization.md) with two optimizers and four targets.",
             "同样的事在 PyTorch 里这样做，完整代码见 [examples/entropy_target.py](../../examples/entropy_target.py)；"
             "Keras 版见 [examples/entropy_target_keras.py](../../examples/entropy_target_keras.py)。用一个会忘掉最初"
             "几步陡峭梯度的优化器，每一行都到达目标。`attemper lab regularization` 用两种优化器、四个目标、每个目标八次"
@@ -156,7 +152,7 @@ WEIGHTS = Case(
     name="002_weights",
     title=Text("the printed weights", "打印出的权重"),
     verdict=Text(
-        "twelve rows: mean entropy 0.194 nats, mean distance from 0.2: 0.033",
+        "Twelve rows, with a mean entropy of 0.194 nats and a mean distance from 0.2 of 0.033.",
         "十二行：平均熵 0.194 nats，与 0.2 的平均距离 0.033",
     ),
     line="entropy_of(weights)",
@@ -164,8 +160,7 @@ WEIGHTS = Case(
     steps=(),
     here=Step(
         Text(
-            "`printed` is the article's array. Near one-hot, and near 0.2 nats only on average: the rows lie "
-            "between 0.11 and 0.23.",
+            "`printed` is the article's array. Single rows lie between 0.11 and 0.23 nats:",
             "`printed` 是文章给出的数组。各行确实接近 one-hot，但只是平均接近 0.2 nats：各行在 0.11 到 0.23 之间。",
         ),
         """\
@@ -183,9 +178,9 @@ DOCUMENT = Document(
     number="002",
     title=Text("controlling the distribution with entropy regularisation", "用熵正则化控制注意力分数的分布"),
     about=Text(
-        "Keras code, each snippet on one line. TensorFlow is not needed to read on: the snippets run unchanged on "
-        "a small stand-in made of torch ([tensorflow_stand_in.py](../../tests/articles/tensorflow_stand_in.py)), "
-        "so what is shown of them here is their arithmetic, not TensorFlow's behaviour.",
+        "The article uses Keras and prints each snippet on one line. Here they run unchanged on [a small "
+        "stand-in made of torch](../../tests/articles/tensorflow_stand_in.py). You see their arithmetic, not "
+        "TensorFlow's behaviour.",
         "Keras 代码，每个片段都挤在一行。往下读不需要 TensorFlow：片段原封不动地跑在一个用 torch 写的小替身上（"
         "[tensorflow_stand_in.py](../../tests/articles/tensorflow_stand_in.py)），因此这里展示的是它们的算术，而不"
         "是 TensorFlow 自身的行为。",

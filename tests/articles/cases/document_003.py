@@ -8,7 +8,7 @@ RANGES = Case(
     name="003_ranges",
     title=Text("variances and 3 sigma ranges, d = 64", "d = 64 时的方差与 3σ 范围"),
     verdict=Text(
-        "24 and 3 are right; 0.9375 should be 0.375, 3.8e-5 should be 3.8e-6, 0.0058 should be 0.0059",
+        "24 and 3 are right. 0.9375 should be 0.375, 3.8e-5 should be 3.8e-6, and 0.0058 should be 0.0059.",
         "24 和 3 正确；0.9375 应为 0.375，3.8e-5 应为 3.8e-6，0.0058 应为 0.0059",
     ),
     line="attemper lab scaling",
@@ -16,8 +16,7 @@ RANGES = Case(
     steps=(
         Step(
             Text(
-                "Divided by d the variance is 1/64, so three standard deviations are 3/8. Divided by d² it is "
-                "1/64³ = 3.8e-6; the 3.8e-5 of the text contradicts its own 0.0058, which is 0.00586 cut short.",
+                "Divided by d, the variance is 1/64. Divided by d², it is 1/64³ = 3.8e-6:",
                 "除以 d 时方差为 1/64，三个标准差是 3/8。除以 d² 时方差为 1/64³ = 3.8e-6；文中的 3.8e-5 与它自己"
                 "的 0.0058 矛盾，而后者是 0.00586 截断而来。",
             ),
@@ -29,7 +28,7 @@ for divisor in (1, 8, 64, 64**2):
         ),
     ),
     here=Step(
-        Text("`attemper lab scaling` in Python:", "命令 `attemper lab scaling`，在 Python 里这样调用："),
+        Text("The command in Python:", "命令 `attemper lab scaling`，在 Python 里这样调用："),
         """\
 from attemper import lab
 
@@ -43,18 +42,18 @@ WEIGHTS = Case(
     name="003_weights",
     title=Text("[12, 8, 10] divided in four ways, d = 16", "[12, 8, 10] 的四种缩放，d = 16"),
     verdict=Text(
-        "all four rows right; the scores have variance 4, not 16", "四行都正确；但这组分数的方差是 4，不是 16"
+        "All four rows are right. The scores have variance 4, not 16.", "四行都正确；但这组分数的方差是 4，不是 16"
     ),
     line="softmax(scores, temperature=...)",
     snippet=False,
     steps=(
         Step(
-            Text('"In keeping with variance 16", it says; it is 4:', "文中说“符合方差 = 16”，实际是 4："),
+            Text('The text says "in keeping with variance 16":', "文中说“符合方差 = 16”，实际是 4："),
             "print(torch.tensor([12.0, 8.0, 10.0]).var())\n",
         ),
     ),
     here=Step(
-        Text("The four rows of weights, as printed:", "四行权重，与文中一致："),
+        Text("The four rows, as printed:", "四行权重，与文中一致："),
         """\
 scores = torch.tensor([12.0, 8.0, 10.0], dtype=torch.float64)
 for divisor in (1, 4, 16, 256):
@@ -68,7 +67,8 @@ DOCUMENT = Document(
     number="003",
     title=Text("variance normalisation by d_k", "除以 d_k 的方差归一化"),
     about=Text(
-        "No code: a derivation, three ranges and a table of weights.", "没有代码：一段推导、几个范围和一张权重表。"
+        "This article has no code: it has a derivation, three ranges and a table of weights.",
+        "没有代码：一段推导、几个范围和一张权重表。",
     ),
     cases=(RANGES, WEIGHTS),
 )

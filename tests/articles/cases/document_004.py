@@ -8,12 +8,12 @@ from tests.articles.cases.document_004_tools import ADAPTIVE, ANALYSIS, ENTMAX, 
 ATTENTION = Case(
     name="004_softmax_attention",
     title=Text("`softmax`, `attention`", "`softmax`、`attention`"),
-    verdict=Text("right, but a row with nothing visible is NaN", "正确；但整行被掩码时得到 NaN"),
+    verdict=Text("Right, but a row that sees nothing is NaN.", "正确；但整行被掩码时得到 NaN"),
     line="attention(q, k, v)",
     steps=(
         Step(
             Text(
-                "It is what torch computes. A row of -inf, a query that may see nothing, gives NaN.",
+                "It agrees with torch. A row of -inf gives NaN:",
                 "与 torch 的结果一致。整行都是 -inf（query 什么都看不到）时得到 NaN。",
             ),
             """\
@@ -26,7 +26,7 @@ print(article.softmax(torch.full((3,), -math.inf)))
     ),
     here=Step(
         Text(
-            "The same, with the entropy of every row beside; a row with nothing visible is 0.",
+            "The result is the same, with the entropy of every row. A row that sees nothing is 0.",
             "结果相同，还附带每一行的熵；什么都看不到的行是 0。",
         ),
         """\
@@ -41,17 +41,16 @@ print(functional.softmax(torch.full((3,), -math.inf)))
 COMPLEXITY = Case(
     name="004_complexity",
     title=Text("`standard_attention_complexity`", "`standard_attention_complexity`"),
-    verdict=Text("fails on numbers; with SymPy symbols it counts", "传数字会报错；传 SymPy 符号才能计数"),
+    verdict=Text("It fails on numbers and needs SymPy symbols.", "传数字会报错；传 SymPy 符号才能计数"),
     line="attemper lab complexity",
     steps=(
         Step(
-            Text("`.subs` belongs to SymPy, and a number has none:", "`.subs` 是 SymPy 的方法，数字没有："),
+            Text("Numbers have no `.subs`; SymPy symbols do:", "`.subs` 是 SymPy 的方法，数字没有："),
             "article.standard_attention_complexity(512, 64)\n",
         ),
         Step(
             Text(
-                "With symbols it counts a multiplication and its addition as one operation, and a whole softmax "
-                "entry as one more:",
+                "With symbols, a multiply-add is one operation, and so is a softmax entry:",
                 "传符号可以运行；一次乘加算一个操作，softmax 的每个元素也只算一个：",
             ),
             """\
@@ -64,8 +63,8 @@ print(article.standard_attention_complexity(n, d)["ops_for_512_tokens"], 2 * 512
     ),
     here=Step(
         Text(
-            "`attemper lab complexity` counts every operation (2 a multiply-add, 6 a softmax entry), and measures "
-            "time and memory beside the count. Its total, and the article's count:",
+            "It counts every operation: 2 per multiply-add, 6 per softmax entry. It also measures time and "
+            "memory. Its total, and the article's:",
             "`attemper lab complexity` 统计每一个操作（一次乘加算 2 个，softmax 每个元素算 6 个），并在旁边给出实"
             "测的时间和内存。总数，以及按文章数法的结果：",
         ),
@@ -80,11 +79,11 @@ print(operations(512, 64).total, usual_operations(512, 64))
 STABLE = Case(
     name="004_stable_softmax",
     title=Text("`numerically_stable_softmax`", "`numerically_stable_softmax`"),
-    verdict=Text("right: the first `softmax` again", "正确；就是前面的 `softmax`"),
+    verdict=Text("Right. It is the first `softmax` again.", "正确；就是前面的 `softmax`"),
     line="softmax(scores)",
     steps=(
         Step(
-            Text("Large scores are no trouble:", "分数很大也没问题："),
+            Text("It handles large scores:", "分数很大也没问题："),
             "scores = torch.tensor([1000.0, 1001.0, 1002.0])\nprint(article.numerically_stable_softmax(scores))\n",
         ),
     ),
@@ -94,14 +93,13 @@ STABLE = Case(
 SCALED = Case(
     name="004_scaled_softmax",
     title=Text("`scaled_softmax`", "`scaled_softmax`"),
-    verdict=Text("right for temperatures above 0, which it does not check", "温度大于 0 时正确，但它不做检查"),
+    verdict=Text("Right for temperatures above 0, which it does not check.", "温度大于 0 时正确，但它不做检查"),
     line="softmax(scores, temperature=...)",
     builds_on=("004_softmax_attention",),
     steps=(
         Step(
             Text(
-                "Below 1 it sharpens, above 1 it flattens. 0 gives NaN, and a negative temperature favours the "
-                "smallest score.",
+                "0 gives NaN, and a negative temperature favours the smallest score:",
                 "小于 1 更尖锐，大于 1 更平滑。温度为 0 得到 NaN，为负则偏向最小的分数。",
             ),
             """\
@@ -112,7 +110,10 @@ for temperature in (0.5, 2.0, 0.0, -1.0):
         ),
     ),
     here=Step(
-        Text("Infinity is uniform; 0 and below are refused.", "温度可以是无穷大（均匀分布）；0 和负数会被拒绝。"),
+        Text(
+            "Infinity gives uniform weights; 0 and below raise an error.",
+            "温度可以是无穷大（均匀分布）；0 和负数会被拒绝。",
+        ),
         """\
 for temperature in (0.5, 2.0, math.inf, -1.0):
     print(temperature, functional.softmax(scores, temperature=temperature))
@@ -123,13 +124,13 @@ for temperature in (0.5, 2.0, math.inf, -1.0):
 TOP_K = Case(
     name="004_top_k_softmax",
     title=Text("`top_k_softmax`", "`top_k_softmax`"),
-    verdict=Text("right; fails where a row is shorter than k", "正确；但一行不足 k 个元素时报错"),
+    verdict=Text("Right, but it fails if a row is shorter than k.", "正确；但一行不足 k 个元素时报错"),
     line="topk_softmax(scores, k)",
     builds_on=("004_softmax_attention",),
     steps=(
         Step(
             Text(
-                "Exactly k keys keep weight, also among ties; a row with fewer visible keys keeps those.",
+                "Exactly k keys keep weight, even with ties:",
                 "恰好保留 k 个 key，即使有并列；可见 key 不足 k 个的行就保留这些。",
             ),
             """\
@@ -140,7 +141,7 @@ print(weights[0], (weights[1] > 0).sum(), weights[2])
         ),
         Step(
             Text(
-                "k above the number of keys is an error, not the plain softmax:",
+                "If k exceeds the number of keys, it fails:",
                 "k 大于 key 的个数时报错，而不是退回普通 softmax：",
             ),
             "article.top_k_softmax(rows, 5)\n",
@@ -148,9 +149,8 @@ print(weights[0], (weights[1] > 0).sum(), weights[2])
     ),
     here=Step(
         Text(
-            "The same, with ties going to the lower index on every device. A k above the number of keys gives the "
-            "plain softmax. In attention it is `attention(..., normalizer=attemper.nn.TopK(2))`; `threshold_softmax` "
-            "keeps weights above a limit instead.",
+            "With ties, the lower index wins on every device. If k exceeds the number of keys, you get the plain "
+            "softmax. In attention, pass `normalizer=attemper.nn.TopK(2)`.",
             "结果相同，并列时在任何设备上都取序号小的 key；k 大于 key 的个数时就是普通 softmax。在注意力里写 "
             "`attention(..., normalizer=attemper.nn.TopK(2))`；`threshold_softmax` 则保留大于某个阈值的权重。",
         ),
@@ -165,7 +165,7 @@ DOCUMENT = Document(
     number="004",
     title=Text("an analysis of softmax", "Softmax 分析"),
     about=Text(
-        "No snippet imports what it uses. `softmax` is defined once and used by later ones.",
+        'No snippet imports what it uses. Later snippets reuse the first `softmax`.',
         "所有片段都没有写 import。`softmax` 只定义一次，后面的片段直接使用。",
     ),
     cases=(
