@@ -40,16 +40,21 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return paths
 
 
+ENDS = ("before", "after")
+
+
 def test_two_files_are_compared_by_name_with_a_line_and_a_table_of_the_largest_changes(compared: Run, files):
     code, out, err = compared(*files)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "some-model (before.json) -> some-model (after.json)"
-    assert lines[1].rstrip() == (
-        "8 heads, 1 differs; mean normalized_entropy 0.5 -> 0.4062, most in model.layers.1.self_attn head 3: "
-        "0.875 -> 0.125."
+    assert lines[1:3] == [f"{side}: precision not known, text not known, all rows, 256 tokens" for side in ENDS]
+    assert " ".join(map(str.strip, lines[3:5])) == (
+        "8 heads, 1 differs; mean normalised entropy 50% -> 40.62%, largest change 75 points in "
+        "model.layers.1.self_attn, head 3: 87.5% -> 12.5%; how far rounding moves heads is not known, because a side "
+        "does not say its precision."
     )
-    assert lines[4].split()[:7] == ["model.layers.1.self_attn", "1", "3", "87.5", "->", "12.5", "-75"]
+    assert lines[7].split()[:7] == ["model.layers.1.self_attn", "1", "3", "87.5", "->", "12.5", "-75"]
 
 
 def test_json_is_the_document_of_the_library_and_html_the_page_beside_it(compared: Run, files, tmp_path: Path):
@@ -62,7 +67,7 @@ def test_json_is_the_document_of_the_library_and_html_the_page_beside_it(compare
 
 def test_heads_are_listed_by_the_statistic_and_as_many_as_asked_for(compared: Run, files):
     _, out, _ = compared(*files, "--sort", "max_logit", "--top", 1)
-    assert "mean max_logit" in out
+    assert "mean largest logit" in out
     assert out.count("model.layers") == 2  # in the line and in the table
     assert "and 7 heads that changed less" in out
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -110,12 +111,18 @@ def test_it_prints_a_table_of_the_largest_changes():
     text = str(compare(before, after))
     lines = text.splitlines()
     assert lines[0] == "LlamaForCausalLM -> LlamaForCausalLM"
-    assert lines[1].startswith("8 heads, 1 differs; mean normalized_entropy ")
-    assert lines[4].split()[:3] == ["model.layers.1.self_attn", "1", "2"]
+    for line, side in zip(lines[1:3], ("before", "after"), strict=True):
+        assert re.fullmatch(rf"{side}: float32, text [0-9a-f]{{8}}, .* UTC, all rows, 120 tokens", line)
+    assert lines[3].startswith("1 of 8 heads differs beyond rounding; mean normalised entropy ")
+    (title,) = (place for place, line in enumerate(lines) if line.startswith("site  "))
+    row = lines[title + 1]
+    assert "  points (floor)  " in lines[title]
+    assert row.split()[:3] == ["model.layers.1.self_attn", "1", "2"]
     old, new = (scan.sites[1].heads[2] for scan in (before, after))
-    assert f"{old.max_logit:.1f} -> {new.max_logit:.1f}" in lines[4]
-    assert f"{old.normalized_entropy * 100:.1f} -> {new.normalized_entropy * 100:.1f}" in lines[4]  # type: ignore[operator]
-    assert f"{(new.normalized_entropy - old.normalized_entropy) * 100:+.4g}" in lines[4]  # type: ignore[operator]
+    assert f"{old.max_logit:.1f} -> {new.max_logit:.1f}" in row
+    assert f"{old.normalized_entropy * 100:.1f} -> {new.normalized_entropy * 100:.1f}" in row  # type: ignore[operator]
+    change = f"{(new.normalized_entropy - old.normalized_entropy) * 100:+.3g}"  # type: ignore[operator]
+    assert f"{change} ({compare(before, after).heads[0].floors['normalized_entropy'] * 100:.2g})" in row  # type: ignore[operator]
     many = changed(before.reading, 0, 0, normalized_entropy=None)
     sites = [dataclasses.replace(many.sites[0], name=f"layer.{place}") for place in range(9)]
     long = dataclasses.replace(many, sites=tuple(sites))
@@ -131,7 +138,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_digit():
     Console(file=file, width=60).print(table(compare(before, after), 60, statistic="max_logit", top=1))
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= 60
-    row = next(line for line in lines if line.startswith("model.layers"))
+    row = lines[next(place for place, line in enumerate(lines) if line.startswith("site  ")) + 1]
     old, new = (scan.sites[1].heads[2].max_logit for scan in (before, after))
     assert f"{old:.1f} -> {new:.1f}" in row
     assert "…" not in file.getvalue()
@@ -140,15 +147,18 @@ def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_digit():
 
 def test_a_line_says_how_many_heads_differ_where_most_and_what_it_does_not_cover():
     one = scans()[0].reading
-    assert compare(one, one).summary().startswith("8 heads, none differs; mean normalized_entropy ")
+    assert compare(one, one).summary().startswith("8 heads, none differs; mean normalised entropy ")
     first = one.sites[0].heads[1].max_logit
     assert first is not None
     other = changed(changed(one, 0, 1, max_logit=first + 80), 1, 0, max_logit=None)
-    told = compare(one, dataclasses.replace(other, tokens=one.tokens + 1)).summary("max_logit")
-    assert told.startswith("8 heads, 2 differ; mean max_logit ")
-    assert f"most in model.layers.0.self_attn head 1: {first:.4g} -> {first + 80:.4g}; " in told
+    told = compare(one, other).summary("max_logit")
+    assert told.startswith("2 of 8 heads differ beyond rounding; mean largest logit ")
+    place = "in model.layers.0.self_attn, head 1"
+    assert f"largest change 80 {place}: {first:.4g} -> {first + 80:.4g}; " in told
     assert "1 head has a number on one side only" in told
-    assert f"the texts differ ({one.tokens} and {one.tokens + 1} tokens)" in told
+    told = compare(one, dataclasses.replace(other, tokens=one.tokens + 1, text_digest=None)).summary("max_logit")
+    assert told.startswith("1 of 1 head differs beyond rounding and the spread of batches (7 heads are not judged); ")
+    assert f"the texts differ (tokens: {one.tokens} and {one.tokens + 1})" in told
     fewer = compare(one, dataclasses.replace(one, sites=one.sites[:1]))
     assert "; 1 site is on one side only" in fewer.summary()
     with pytest.raises(InputError, match=r"summary\(statistic\) must be one of .* Did you mean 'max_logit'"):

@@ -21,8 +21,9 @@ def reading() -> Reading:
     """Every kind of record with every field set, and sites with and without a layer."""
     buckets = (VisibleKeyBucket(1, 1, 2, 0.0, None), VisibleKeyBucket(32, 63, 8, 1.5, 0.4, 0.25))
     full = head(
-        0, layer=3, judged=True, support_size=4.5, mean_distance=7.0, gini=0.5, by_visible_keys=buckets, empty_rows=1
-    )
+        0, layer=3, judged=True, support_size=4.5, mean_distance=7.0, gini=0.5, by_visible_keys=buckets, empty_rows=1,
+        batches=9, standard_errors={"entropy": 0.25},
+    )  # fmt: skip
     first = replace(site("layers.3.attn"), heads=(full, head(1, None, layer=3)), layer=3, normalizer="entmax15")
     return Reading(
         "model", 12, "blocked", (first, site("attn", 2)), (Skipped("x", "why"),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from attemper.errors import InputError
@@ -75,5 +76,6 @@ def compare(
         from attemper.monitor.scan import scan
 
         read = batches if isinstance(batches, list | tuple | Mapping) else list(batches)
-        before, after = scan(before, read), scan(after, read)
+        found = compare_readings(scan(before, read), scan(after, read), names=names)
+        return replace(found, texts="same")
     return compare_readings(before, after, names=names)

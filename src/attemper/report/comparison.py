@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from attemper import __version__
 from attemper.files import write_whole
-from attemper.report.document import Quantity, mode_of, quantity
+from attemper.report.document import Quantity, mode_of, number_said, quantity, scale_of
 from attemper.report.page import asset, policy, script_of, templates
 from attemper.report.picture import Weights, paired_pictures, pairs
-from attemper.report.texts import Message, Within, message, page_texts
+from attemper.report.texts import Clauses, Date, Message, Names, Within, message, page_texts
 from attemper.text import clean, cut, number, script_json
 
 if TYPE_CHECKING:
@@ -32,9 +32,10 @@ _MARGIN = 34
 
 @dataclass(frozen=True)
 class Column:
-    """A statistic of the page, and its means over the heads that have a number on both sides."""
+    """A statistic of the page, and its means over the heads that have a number on both sides, as they are shown."""
 
     quantity: Quantity
+    unit: Message | str
     before: float | None
     after: float | None
 
@@ -51,6 +52,10 @@ class Cell:
     change: str
     size: str
     """By what rows are sorted: the size of the change; a number that came or went counts as the largest."""
+    floor: str
+    """What the change is counted against; empty where that is not known."""
+    level: str
+    """Class of its element: "beyond" the floor, "within", or empty where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def comparison_page(
             then holds text.
     """
     heads = document["heads"]
-    keys = [name for name, value in (heads or [{}])[0].items() if isinstance(value, Mapping)]
+    keys = _keys((heads or [{}])[0])
     keys = [key for key in keys if any(_pair(head, key) != (None, None) for head in heads)]
     columns = [_column(key, heads) for key in keys]
     style = asset("page.css") + asset("comparison.css")
@@ -115,8 +120,8 @@ def comparison_page(
         .render(
             before=clean(document["before"]),
             after=clean(document["after"]),
-            tokens=document["tokens"],
-            summary=_summary(document, columns),
+            summary=summary(document, keys[0] if keys else ""),
+            facts=side_lines(document),
             heads=len(heads),
             sites=len({(head["site"], head["kind"], head["mode"]) for head in heads}),
             columns=columns,
@@ -155,36 +160,91 @@ def _pair(head: Mapping[str, Any], key: str) -> tuple[float | None, float | None
     return head[key]["before"], head[key]["after"]
 
 
-def _summary(document: Mapping[str, Any], columns: Sequence[Column]) -> Message:
-    """How many heads differ, the mean of the first statistic on both sides, where it changed most, what is missing."""
-    heads, one = document["heads"], columns[0] if columns else None
-    keys = [column.quantity.name for column in columns]
-    many = sum(any(before != after for before, after in (_pair(head, key) for key in keys)) for head in heads)
-    total = message("count.heads", n=len(heads))
-    alone, tokens = len(document["only_before"]) + len(document["only_after"]), document["tokens"]
-    means = document.get("means", ())
-    lost = 0 if one is None else sum((None in (p := _pair(head, one.quantity.name))) and p[0] != p[1] for head in heads)
+def summary(document: Mapping[str, Any], key: str) -> Message:
+    """How many heads differ beyond what rounding, sampled rows and texts explain, the mean of a statistic on both
+    sides, where it changed most, and what is missing or not known.
+    """
+    heads, means = document["heads"], document.get("means", ())
+    alone = len(document["only_before"]) + len(document["only_after"])
+    lost = sum((None in (p := _pair(head, key))) and p[0] != p[1] for head in heads)
     return message(
         "compared.said",
-        count=message("compared.count", heads=total, n=many) if many else message("compared.none", heads=total),
-        mean="" if one is None or one.before is None else _mean_said(one, heads),
+        count=_count_said(document),
+        mean=_mean_said(key, heads) if any(head[key]["change"] is not None for head in heads) else "",
         lost=message("compared.lost", n=lost) if lost else "",
         alone=message("compared.alone", n=alone) if alone else "",
         means=message("compared.means", sites=cut(clean(", ".join(means)), 200)) if means else "",
-        texts=message("compared.texts", **tokens) if tokens and tokens["before"] != tokens["after"] else "",
+        texts=_unknown_said(document),
     )
 
 
-def _mean_said(column: Column, heads: Sequence[Mapping[str, Any]]) -> Message:
-    key = column.quantity.name
+def _count_said(document: Mapping[str, Any]) -> Message:
+    heads, judged = document["heads"], document["judged"]
+    total, pairs = message("count.heads", n=len(heads)), [[_pair(head, key) for key in _keys(head)] for head in heads]
+    many = sum(any(before != after for before, after in one) for one in pairs)
+    if not many:
+        return message("compared.none", heads=total)
+    if not judged:
+        return message("compared.count", heads=total, n=many)
+    sides = (document["sides"] or {}).values()
+    reasons = ["rounding", *(["texts"] if document["texts"] == "other" else [])]
+    reasons += ["rows"] if any(side["sampled_rows"] for side in sides) else []
+    floor = Clauses([message(f"compared.floor.{reason}") for reason in reasons])
+    said = message("compared.beyond", heads=message("count.heads", n=judged), n=document["beyond"], floor=floor)
+    left = len(heads) - judged
+    return message("compared.not_judged", said=said, n=left) if left else said
+
+
+def _unknown_said(document: Mapping[str, Any]) -> Message | str:
+    """What is not known of why heads differ."""
+    sides = (document["sides"] or {}).values()
+    if document["texts"] == "other":
+        key = "compared.texts" if document["judged"] else "compared.texts_unknown"
+        return message(key, before=document["tokens"]["before"], after=document["tokens"]["after"])
+    if not document["judged"] and any(side["dtype"] is None for side in sides):
+        return message("compared.no_precision")
+    return message("compared.same_text_unknown") if document["texts"] == "unknown" else ""
+
+
+def side_lines(document: Mapping[str, Any]) -> list[Message]:
+    """What the numbers of each side depend on: precision, text, date and rows."""
+    found = (document["sides"] or {}).items()
+    return [message(f"compared.facts.{side}", facts=Names(list(_facts(facts)))) for side, facts in found]
+
+
+def _facts(side: Mapping[str, Any]) -> Iterator[Message]:
+    yield message("as_is", said=side["dtype"]) if side["dtype"] else message("compared.facts.no_dtype")
+    digest, name = (side["text_digest"] or "")[:8], cut(clean(side["text"] or ""), 60)
+    kind = "text" if name and digest else "name" if name else "digest" if digest else "no_text"
+    yield message(f"compared.facts.{kind}", text=name, digest=digest)
+    if side["date"]:
+        yield message("as_is", said=Date(side["date"]))
+    rows = side["sampled_rows"]
+    yield message("compared.facts.rows", n=rows) if rows else message("compared.facts.all_rows")
+    yield message("compared.facts.tokens", n=side["tokens"])
+
+
+def _keys(head: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in head.items() if isinstance(value, Mapping)]
+
+
+def _change_said(key: str, change: float, digits: int = 2) -> Message | str:
+    """A change, in points where its statistic is in percent."""
+    told = number(abs(change) * scale_of(key), digits)
+    return told if scale_of(key) == 1.0 else message("compared.points", size=told)
+
+
+def _mean_said(key: str, heads: Sequence[Mapping[str, Any]]) -> Message:
     both = [head for head in heads if head[key]["change"] is not None]
+    before, after = (sum(float(_pair(head, key)[side] or 0.0) for head in both) / len(both) for side in (0, 1))
     most = max(both, key=lambda head: abs(head[key]["change"]))
     where: Message | str = ""
     if most[key]["change"]:
-        before, after = (float(value or 0.0) for value in _pair(most, key))
-        where = message("compared.most", place=_place(most), before=before, after=after)
+        ends = dict(zip(("before", "after"), (number_said(key, value) for value in _pair(most, key)), strict=True))
+        where = message("compared.most", place=_place(most), change=_change_said(key, most[key]["change"]), **ends)
+    title = Within(quantity(key).title)
     return message(
-        "compared.mean_said", title=Within(column.quantity.title), before=column.before, after=column.after, most=where
+        "compared.mean_said", title=title, before=number_said(key, before), after=number_said(key, after), most=where
     )
 
 
@@ -199,28 +259,36 @@ def _pair_place(one: Weights) -> Message:
 def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
     """Means are over heads that have a number on both sides: of the same heads, so that they compare."""
     pairs = [pair for head in heads if None not in (pair := _pair(head, key))]
-    before, after = (sum(float(pair[side] or 0.0) for pair in pairs) / len(pairs) if pairs else None for side in (0, 1))
-    return Column(quantity(key), before, after)
+    before, after = (
+        scale_of(key) * sum(float(pair[side] or 0.0) for pair in pairs) / len(pairs) if pairs else None
+        for side in (0, 1)
+    )
+    kind = quantity(key)
+    unit = message("compared.unit", unit=kind.unit) if kind.display.percent else kind.unit
+    return Column(kind, unit, before, after)
 
 
 def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
     layer = "–" if head.get("layer") is None else str(head["layer"])
     mode = "" if head["mode"] == "eval" else mode_of(head["mode"])
-    return Row(clean(head["site"]), mode, layer, head["head"], tuple(_cell(head[key]) for key in keys))
+    return Row(clean(head["site"]), mode, layer, head["head"], tuple(_cell(key, head[key]) for key in keys))
 
 
-def _cell(value: Mapping[str, float | None]) -> Cell:
-    before, after, change = value["before"], value["after"], value["change"]
+def _cell(key: str, value: Mapping[str, float | None]) -> Cell:
+    before, after, change, floor = value["before"], value["after"], value["change"], value.get("floor")
+    scale = scale_of(key)
     size = abs(change) if change is not None else 0.0 if before is after else None
     sign = "+" if change is not None and change > 0 else ""
     return Cell(
         exact_before=_exact(before),
         exact_after=_exact(after),
         exact_change=_exact(change),
-        before=number(before),
-        after=number(after),
-        change=sign + number(change),
+        before=number(None if before is None else scale * before),
+        after=number(None if after is None else scale * after),
+        change=sign + number(None if change is None else scale * change, 3),
         size="Infinity" if size is None else repr(size),
+        floor="" if floor is None else number(scale * floor, 2),
+        level="" if floor is None else "beyond" if size is None or size > floor else "within",
     )
 
 
@@ -232,6 +300,7 @@ def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
     """Both axes have the same ends, those of all the numbers that it shows."""
     known = [(head, *pair) for head in heads if None not in (pair := _pair(head, key))]
     values = [value for _, *pair in known for value in pair if value is not None]
+    scale = scale_of(key)
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = (high - low) or 1.0
 
@@ -239,8 +308,11 @@ def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
         return _MARGIN + ((value or 0.0) - low) / room * (SIDE - 2 * _MARGIN)
 
     def dot(head: Mapping[str, Any], before: float | None, after: float | None) -> Dot:
-        title = message("compared.dot", place=_place(head), before=number(before), after=number(after))
-        return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", before != after, title)
+        title = message(
+            "compared.dot", place=_place(head), before=number_said(key, before), after=number_said(key, after)
+        )
+        floor, size = head[key].get("floor"), abs((after or 0.0) - (before or 0.0))
+        return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", size > (floor or 0.0), title)
 
     dots = tuple(dot(*one) for one in reversed(known))
-    return Picture(quantity(key).title, low, high, dots)
+    return Picture(quantity(key).title, scale * low, scale * high, dots)

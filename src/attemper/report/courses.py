@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attemper.report.document import quantity
+from attemper.report.document import number_said, quantity
 from attemper.report.history import Course
 from attemper.report.texts import Message, message
 from attemper.store.ranks import columns
@@ -54,21 +54,21 @@ def _courses(runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, Any
     most = sorted(known, key=lambda head: -abs(head[name]["change"]))[:MOST_PAIRS]
     found = [(head, [_course(run, head, name) for run in runs]) for head in most]
     values = [one for _, both in found for _, numbers in both for one in numbers[np.isfinite(numbers)].tolist()]
-    shown = quantity(name).display
-    low = min(values, default=0.0) if shown.low is None else shown.low
-    high = max(values, default=1.0) if shown.high is None else shown.high
+    display = quantity(name).display
+    low = min(values, default=0.0) if display.low is None else display.low
+    high = max(values, default=1.0) if display.high is None else display.high
     spans = [message("compared.steps", first=int(run.steps[0]), last=int(run.steps[-1])) for run in runs]
     pairs = tuple(
         Pair(
             message("head.named", site=cut(clean(head["site"]), 80), head=head["head"]),
-            message("compared.change", before=float(head[name]["before"]), after=float(head[name]["after"])),
+            message("compared.change", **{side: number_said(name, head[name][side]) for side in ("before", "after")}),
             (_line(*both[0], low, high), _line(*both[1], low, high)),
-            (message("compared.before", value=float(head[name]["before"])),
-             message("compared.after", value=float(head[name]["after"]))),
+            (message("compared.before", value=number_said(name, head[name]["before"])),
+             message("compared.after", value=number_said(name, head[name]["after"]))),
         )
         for head, both in found
     )  # fmt: skip
-    ends = {"low": float(low), "high": float(high)}
+    ends = {"low": number_said(name, float(low)), "high": number_said(name, float(high))}
     return Courses(
         quantity(name).title, message("compared.courses_help", before=spans[0], after=spans[1], **ends), pairs
     )

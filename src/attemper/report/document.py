@@ -23,7 +23,7 @@ from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
 from attemper.report.texts import Message, duration, encode, message, page_texts, reason, said, severity_title
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, cut, round_digits
+from attemper.text import clean, cut, number, round_digits
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
 """``values`` in the order of the quantities; ``histogram`` is the first filled bin, then counts;
@@ -124,6 +124,18 @@ def quantity(name: str, *, of_sample: bool = False) -> Quantity:
     if of_sample and name == "max_logit":
         title, meaning = message("quantity.at_least", title=title), message("quantity.meaning_at_least")
     return Quantity(SHOWN[name], title, meaning, unit)
+
+
+def scale_of(name: str) -> float:
+    """What a comparison shows the numbers of a statistic times."""
+    return 100.0 if SHOWN[name].percent else 1.0
+
+
+def number_said(name: str, value: float | None) -> Message | str:
+    """A number as a comparison says it: of some statistics in percent."""
+    if value is None or not SHOWN[name].percent:
+        return number(value)
+    return message("compared.percent", value=scale_of(name) * value)
 
 
 def document(

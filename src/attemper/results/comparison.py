@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
     from rich.text import Text
+
+    from attemper.results.floor import Floor
 
 
 ALWAYS = tuple(name for name, shown in SHOWN.items() if shown.brief)
@@ -46,6 +48,8 @@ class HeadChange:
     layer: int | None
     pairs: Mapping[str, Pair]
     """By statistic, all of ``STATISTICS``."""
+    floors: Mapping[str, float | None] = field(default_factory=dict, hash=False)
+    """By statistic, how far rounding, sampled rows and other texts alone may move it; None where that is not known."""
 
     def __getattr__(self, name: str) -> Pair:
         # Only names that are no field arrive here. A copy that is being made has no ``pairs`` yet.
@@ -74,10 +78,15 @@ class HeadChange:
         before, after = self.pairs[statistic]
         return before != after
 
+    def is_beyond(self, statistic: str) -> bool | None:
+        """Whether it changed by more than its floor, or a number came or went; None where the floor is not known."""
+        floor = self.floors.get(statistic)
+        return None if floor is None else self.size(statistic) > floor
+
     def to_dict(self) -> dict[str, Any]:
         place = {"site": self.site, "kind": self.kind, "mode": self.mode, "head": self.head}
         pairs = {
-            name: {"before": before, "after": after, "change": self.change(name)}
+            name: {"before": before, "after": after, "change": self.change(name), "floor": self.floors.get(name)}
             for name, (before, after) in self.pairs.items()
         }
         return {**place, **pairs, "layer": self.layer}
@@ -106,6 +115,10 @@ class Comparison:
     runs: tuple[Any, Any] | None = None
     """The two runs, where runs were compared: the page shows their histories, and reads them then."""
     means: tuple[str, ...] = ()
+    sides: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    """Of each side what its numbers depend on: name, dtype, text, text_digest, date, tokens, sampled_rows."""
+    texts: str = "unknown"
+    """Whether both have read the same text: "same", "other" or "unknown"."""
 
     @classmethod
     def between(cls, before: Reading, after: Reading, names: tuple[str, str] | None = None) -> Self:
@@ -119,6 +132,8 @@ class Comparison:
         Raises:
             InputError: a site has not the same number of heads in both, or the two have no site in common.
         """
+        from attemper.results.floor import Floor, facts_of
+
         sites, others = _sites(before), _sites(after)
         shared = [key for key in sites if key in others]
         if not shared:
@@ -127,7 +142,9 @@ class Comparison:
                 "They must be of the same architecture, and both in training or both in evaluation."
             )
         means = (_means(sites, others) | _means(others, sites)) & set(shared)
-        heads = [change for key in shared if key not in means for change in _changes(key, sites[key], others[key])]
+        keys = [key for key in shared if key not in means]
+        floor = Floor(before, after, len(ALWAYS) * sum(len(sites[key].heads) for key in keys))
+        heads = [one for place, key in enumerate(keys) for one in _changes(key, sites[key], others[key], floor, place)]
         heads.sort(key=lambda head: [head.size(statistic) for statistic in STATISTICS], reverse=True)
         first, second = names or (before.model, after.model)
         only_before, only_after = (
@@ -135,7 +152,20 @@ class Comparison:
             for one, other in ((sites, others), (others, sites))
         )
         told = tuple(key[0] for key in shared if key in means)
-        return cls(first, second, tuple(heads), only_before, only_after, (before.tokens, after.tokens), means=told)
+        tokens, sides = (before.tokens, after.tokens), (facts_of(before, first), facts_of(after, second))
+        return cls(
+            *(first, second, tuple(heads), only_before, only_after, tokens), means=told, sides=sides, texts=floor.texts
+        )
+
+    @property
+    def judged(self) -> tuple[HeadChange, ...]:
+        """The heads of which a floor is known."""
+        return tuple(head for head in self.heads if any(floor is not None for floor in head.floors.values()))
+
+    @property
+    def beyond(self) -> tuple[HeadChange, ...]:
+        """The heads that differ, in any statistic, by more than rounding, sampled rows and other texts explain."""
+        return tuple(head for head in self.judged if any(map(head.is_beyond, head.floors)))
 
     def largest(self, statistic: str, count: int = 10) -> tuple[HeadChange, ...]:
         """The heads in which a statistic changed most, whichever way.
@@ -153,13 +183,17 @@ class Comparison:
         return tuple(name for name in STATISTICS if name in ALWAYS or name in known)
 
     def summary(self, statistic: str = STATISTICS[0]) -> str:
-        """One line: how many heads differ, the mean of ``statistic`` on both sides, and where it changed most.
+        """One line: how many heads differ beyond their floors, the mean of ``statistic`` on both sides, where it
+        changed most, and what is not known.
 
         Raises:
             InputError: the statistic is not one of ``STATISTICS``.
         """
         one_of("summary(statistic)", statistic, STATISTICS)
-        return "; ".join(_sentence(self, statistic)) + "."
+        from attemper.report.comparison import summary
+        from attemper.report.texts import say
+
+        return say(summary(self.to_dict(), statistic)).replace("→", "->")
 
     def to_dict(self) -> dict[str, Any]:
         """Names of both models, heads with before, after and change of each statistic, and sites without a partner."""
@@ -168,6 +202,10 @@ class Comparison:
             "before": self.before,
             "after": self.after,
             "tokens": None if self.tokens is None else dict(zip(("before", "after"), self.tokens, strict=True)),
+            "sides": None if self.sides is None else dict(zip(("before", "after"), map(dict, self.sides), strict=True)),
+            "texts": self.texts,
+            "judged": len(self.judged),
+            "beyond": len(self.beyond),
             "heads": [head.to_dict() for head in self.heads],
             "only_before": list(self.only_before),
             "only_after": list(self.only_after),
@@ -281,7 +319,7 @@ def _sites(reading: Reading) -> dict[SiteKey, SiteReading]:
     return {(site.name, site.kind, site.mode): site for site in reading.sites}
 
 
-def _changes(key: SiteKey, before: SiteReading, after: SiteReading) -> Iterator[HeadChange]:
+def _changes(key: SiteKey, before: SiteReading, after: SiteReading, floor: Floor, place: int) -> Iterator[HeadChange]:
     others = {head.head: head for head in after.heads}
     if {head.head for head in before.heads} != set(others):
         raise InputError(
@@ -289,8 +327,10 @@ def _changes(key: SiteKey, before: SiteReading, after: SiteReading) -> Iterator[
             "head there is nothing to compare. The two must be of the same architecture."
         )
     for head in before.heads:
-        pairs = {name: (getattr(head, name), getattr(others[head.head], name)) for name in STATISTICS}
-        yield HeadChange(*key, head.head, before.layer, pairs)
+        other = others[head.head]
+        pairs = {name: (getattr(head, name), getattr(other, name)) for name in STATISTICS}
+        floors = floor.limits(place, before, head, other, STATISTICS)
+        yield HeadChange(*key, head.head, before.layer, pairs, floors)
 
 
 def _means(sites: Mapping[SiteKey, SiteReading], others: Mapping[SiteKey, SiteReading]) -> set[SiteKey]:
@@ -300,31 +340,6 @@ def _means(sites: Mapping[SiteKey, SiteReading], others: Mapping[SiteKey, SiteRe
 
 def _names(sites: Mapping[SiteKey, SiteReading]) -> str:
     return first_of([f"{name} ({mode})" for name, _, mode in sites], 3) or "none"
-
-
-def _sentence(comparison: Comparison, statistic: str) -> Iterator[str]:
-    """Its parts: how many differ, the mean, where most, and what it does not cover."""
-    heads = comparison.heads
-    many = sum(any(head.differs(name) for name in STATISTICS) for head in heads)
-    yield f"{count(len(heads), 'head')}, {many or 'none'} {'differ' if many > 1 else 'differs'}"
-    both = [head for head in heads if head.change(statistic) is not None]
-    if both:
-        before, after = (sum(head.pairs[statistic][side] or 0.0 for head in both) / len(both) for side in (0, 1))
-        mean = f"mean {statistic} {before:.4g} -> {after:.4g}"
-        most = max(both, key=lambda head: head.size(statistic))
-        before, after = most.pairs[statistic]
-        place = f", most in {most.site} head {most.head}: {before:.4g} -> {after:.4g}"
-        yield f"{mean}{place if most.differs(statistic) else ''}"
-    if lost := sum(head.differs(statistic) for head in heads if head.change(statistic) is None):
-        yield f"{count(lost, 'head has', 'heads have')} a number on one side only"
-    if alone := len(comparison.only_before) + len(comparison.only_after):
-        yield f"{count(alone, 'site is', 'sites are')} on one side only"
-    for name in comparison.means[:1]:
-        more = f" (and {count(len(comparison.means) - 1, 'more site')})" if len(comparison.means) > 1 else ""
-        yield f"{name}{more} is the mean over all calls of its module on one side alone: not compared"
-    first, second = comparison.tokens or (0, 0)
-    if first != second:
-        yield f"the texts differ ({first:,} and {count(second, 'token')}), which changes numbers, too"
 
 
 def table(comparison: Comparison, width: int, *, statistic: str | None = None, top: int = MOST_HEADS) -> RenderableType:
@@ -337,10 +352,14 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     from rich.console import Group
     from rich.text import Text
 
+    from attemper.report.comparison import side_lines
+    from attemper.report.texts import say
+
     heads = comparison.heads if statistic is None else comparison.largest(statistic, len(comparison.heads))
     first = statistic or comparison.statistics[0]
     names = Text.assemble((clean(comparison.before), "bold"), " -> ", (clean(comparison.after), "bold"))
-    parts: list[RenderableType] = [names, Text(clean(comparison.summary(first))), Text("")]
+    sides = [Text(clean(line), style="dim") for line in map(say, side_lines(comparison.to_dict()))]
+    parts: list[RenderableType] = [names, *sides, Text(clean(comparison.summary(first))), Text("")]
     parts.append(_grid(comparison, heads[:top], first, width))
     if len(heads) > top:
         parts.append(Text(f"and {count(len(heads) - top, 'head')} that changed less", style="dim"))
@@ -355,7 +374,8 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
 
     modes = {head.mode for head in heads}
     sites = [f"{clean(head.site)} ({clean(head.mode)})" if len(modes) > 1 else clean(head.site) for head in heads]
-    columns: dict[str, list[str]] = {"change": ["change", *(_change(head, first) for head in heads)]}
+    title = f"{'points' if SHOWN[first].percent else 'change'} (floor)"
+    columns: dict[str, list[str]] = {"change": [title, *(_change(head, first) for head in heads)]}
     for name in dict.fromkeys((first, *comparison.statistics)):
         columns[name] = [SHOWN[name].compared or SHOWN[name].column, *(_pair(head, name) for head in heads)]
     # The change is told beside its statistic; both have room in 60 columns.
@@ -380,11 +400,15 @@ def _pair(head: HeadChange, statistic: str) -> str:
 
 
 def _change(head: HeadChange, statistic: str) -> str:
-    """With four digits, so that a small one is not taken for none."""
-    change = head.change(statistic)
+    """With three digits, so that a small one is not taken for none; behind it its floor, where that is known."""
+    change, floor, scale = (
+        head.change(statistic),
+        head.floors.get(statistic),
+        100.0 if SHOWN[statistic].percent else 1.0,
+    )
     if change is None:
         return "-"
-    return f"{change * (100.0 if SHOWN[statistic].percent else 1.0):+.4g}" if change else "0"
+    return (f"{change * scale:+.3g}" if change else "0") + ("" if floor is None else f" ({floor * scale:.2g})")
 
 
 def _dim(cell: str) -> Text:
@@ -392,4 +416,4 @@ def _dim(cell: str) -> Text:
     from rich.text import Text
 
     before, arrow, after = cell.partition(" -> ")
-    return Text(cell, style="dim" if cell == "0" or (arrow and before == after) else "")
+    return Text(cell, style="dim" if cell.partition(" ")[0] == "0" or (arrow and before == after) else "")
