@@ -48,7 +48,7 @@ def gpt2(seed: int = 0, sharpness: float = 1.0) -> Any:
 
     torch.manual_seed(seed)
     sizes: Any = {"vocab_size": 60, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128}
-    config = GPT2Config(**sizes, attn_implementation="eager")
+    config = GPT2Config(**sizes | {"attn_implementation": "eager"})
     model: Any = GPT2Model(config).double().eval()
     with torch.no_grad():
         for block in model.h:

@@ -329,3 +329,47 @@ def test_the_numbers_can_be_saved_offline_under_the_policy_of_the_page(open_page
         saved[kind] = (tmp_path / kind).read_text(encoding="utf-8")
     assert Reading.from_json(saved["json"]) == reading
     assert saved["csv"] == as_csv(reading)
+
+
+def with_roles() -> Reading:
+    """Two layers of two heads: three with a role, two of which are alike."""
+    scores = (
+        {"previous token": 0.9, "separator": None},
+        {"induction": 0.8},
+        {"previous token": 0.6},
+        {"own token": 0.1},
+    )
+    sites = []
+    for layer in range(2):
+        heads = tuple(readings.head(at, 0.5, layer=layer, roles=scores[2 * layer + at]) for at in range(2))
+        sites.append(replace(readings.site(f"h.{layer}.attn", 2), heads=heads))
+    return readings.reading(*sites)
+
+
+def test_heads_are_found_by_their_role_in_map_panel_and_table(open_page: Open) -> None:
+    page = open_page(with_roles())
+    assert page.locator("#role option").all_text_contents() == [
+        *("all heads", "previous token (2)", "induction (1)", "no role (1)")
+    ]
+    inked = colours(page, ".map")
+    page.locator("#all summary").click()
+    assert page.locator("#all-table tbody tr").count() == 4
+    page.select_option("#role", "0")
+    assert page.locator("#all-table tbody tr").count() == 2
+    assert "previous-token head" in (page.text_content("#all-table") or "")
+    assert (page.text_content("#live") or "") == "previous token (2)"
+    assert colours(page, ".map") != inked
+    click_head(page, 0, 0)
+    assert page.text_content("#panel-role") == "Previous-token head"
+    assert "previous token0.9" in (page.text_content("#scores") or "")
+    assert "not known" in (page.text_content("#scores") or "")
+    page.select_option("#quantity", label="Score: previous token")
+    assert (page.text_content("#rank") or "").startswith("The highest of 2 by score: previous token")
+    page.locator("#language").click()
+    assert page.text_content("#panel-role") == "前一 token 头"
+    assert page.locator("#role option").nth(1).text_content() == "前一个 token（2）"
+
+
+def test_a_page_of_a_reading_without_roles_has_no_choice_of_them(open_page: Open) -> None:
+    page = open_page(readings.minilm())
+    assert page.locator("#role, #scores, #panel-role").count() == 0

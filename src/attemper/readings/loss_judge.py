@@ -132,7 +132,9 @@ class LossJudge:
         now, before = figures.tolist()
         at = dict.fromkeys(("step", "since", "worst_step", "latest_step"), step)
         told = {"worst": number(value), "latest": number(value)}
-        return KINDS[name].alarm(LOSS, None, float(value), limit, None, {"now": now, "before": before}, **at, **told)
+        return KINDS[name].alarm(
+            LOSS, None, float(value), limit, None, {"now": now, "before": before}, None, **at, **told
+        )
 
 
 def _later(alarm: Alarm, steps: Array, measure: Array) -> Alarm:

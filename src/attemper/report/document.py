@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from attemper.readings.alarms import KINDS, level_of, value_at
-from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, SiteReading, head_rows
+from attemper.readings.reading import (
+    HEAD_COLUMNS,
+    SCORES,
+    Alarm,
+    HeadReading,
+    Reading,
+    SiteReading,
+    column_of,
+    head_rows,
+)
+from attemper.readings.roles import ROLE_OF, ROLES, Role
 from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
 from attemper.report.texts import Message, duration, encode, message, page_texts, reason, said, severity_title
@@ -114,7 +124,19 @@ def quantities(reading: Reading) -> tuple[Quantity, ...]:
         if name not in SHOWN_BY_NAME or any(getattr(head, name) is not None for head in heads)
     ]
     found.sort(key=lambda shown: shown.name != "normalized_entropy")
-    return tuple(quantity(one.name, of_sample=reading.sampled_rows is not None) for one in found)
+    told = tuple(quantity(one.name, of_sample=reading.sampled_rows is not None) for one in found)
+    return (
+        *told,
+        *(_score(role) for role in ROLES if any((head.roles or {}).get(role.name) is not None for head in heads)),
+    )
+
+
+def _score(role: Role) -> Quantity:
+    """The score of a role as the page shows it."""
+    shown = Display(role.column, role.name, "", role.meaning, low=0.0, high=1.0)
+    return Quantity(
+        shown, message("role.score", role=message(f"role.{role.key}.name")), message(f"role.{role.key}.meaning"), ""
+    )
 
 
 def quantity(name: str, *, of_sample: bool = False) -> Quantity:
@@ -153,6 +175,9 @@ def document(
         "texts": page_texts(reason(skipped.reason) for skipped in reading.skipped),
         "details": details,
         "quantities": [_quantity(one) for one in kinds],
+        "roles": [
+            encode(message(f"role.{role.key}.title")) for role in ROLES if any(head.roles for head in reading.heads)
+        ],
         "stacks": [_stack(tower) for tower in drawn],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
         "alarms": [_alarm(alarm, site_of(alarm, named)) for alarm in (reading.alarms if alarms is None else alarms)],
@@ -162,8 +187,11 @@ def document(
 def _quantity(one: Quantity) -> dict[str, Any]:
     fields = ("low", "high", "logarithmic", "ascending")
     words = {"title": encode(one.title), "unit": encode(one.unit), "meaning": encode(one.meaning)}
-    superlative = encode(message(f"statistic.{one.name}.superlative"))
-    return {"key": one.name, **words, "superlative": superlative} | {n: getattr(one.display, n) for n in fields}
+    of_role = one.name in SCORES
+    superlative = encode(message("role.superlative" if of_role else f"statistic.{one.name}.superlative"))
+    return {"key": one.name, **words, "superlative": superlative, "role": of_role} | {
+        n: getattr(one.display, n) for n in fields
+    }
 
 
 def _stack(tower: Tower) -> dict[str, Any]:
@@ -179,12 +207,18 @@ def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: b
         "kind": encode(kind_of(site.kind)),
         "mode": encode(mode_of(site.mode)),
         "heads": [_head(head, kinds, site.keys if details else None) for head in site.heads],
+        **({"roles": [place_of(head) for head in site.heads]} if any(head.roles for head in site.heads) else {}),
     }
+
+
+def place_of(head: HeadReading) -> int:
+    """The place of its role among ``ROLES``; -1 of none."""
+    return -1 if head.role is None else ROLES.index(ROLE_OF[head.role])
 
 
 def _head(head: HeadReading, kinds: tuple[Quantity, ...], most_keys: int | None) -> list[Any]:
     """``most_keys`` of its site; None: without a histogram and a curve."""
-    values = [round_digits(getattr(head, one.name)) for one in kinds]
+    values = [round_digits(column_of(head, one.name)) for one in kinds]
     counts = [head.head, head.rows, head.empty_rows, head.nonfinite_rows]
     return [*counts, values] if most_keys is None else [*counts, values, _histogram(head), _curve(head, most_keys)]
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attemper.readings.alarms import KINDS, by_kind, is_heard, level_of, value_at
-from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
-from attemper.report.document import Quantity, Tower, by_name, mode_of, site_of, spoken_labels
+from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading, column_of
+from attemper.readings.roles import ROLES
+from attemper.report.document import Quantity, Tower, by_name, mode_of, place_of, site_of, spoken_labels
 from attemper.report.texts import Date, Message, advice, alarm_title, duration, message, own_name, said, severity_title
 from attemper.text import clean, cut, number
 
@@ -236,6 +237,17 @@ class Row:
     rows: int
 
 
+def role_choices(reading: Reading) -> list[tuple[int, Message]]:
+    """The roles that heads have, by their places among ``ROLES``, with how many heads have them; then those with none.
+    Empty where no role was read.
+    """
+    own = [place_of(head) for head in reading.heads if head.roles]
+    names = {place: message(f"role.{role.key}.name") for place, role in enumerate(ROLES)} | {-1: message("role.none")}
+    return [
+        (place, message("role.choice", role=name, n=own.count(place))) for place, name in names.items() if place in own
+    ]
+
+
 def rows(reading: Reading, kinds: tuple[Quantity, ...]) -> tuple[Row, ...]:
     """A row for each head; for each layer, with means over heads, where there are more than ``MOST_ROWS``."""
     if len(reading.heads) <= MOST_ROWS:
@@ -250,5 +262,5 @@ def _row(site: SiteReading, name: str, heads: tuple[HeadReading, ...], kinds: tu
 
 
 def _mean(heads: tuple[HeadReading, ...], key: str) -> float | None:
-    known = [value for head in heads if (value := getattr(head, key)) is not None]
+    known = [value for head in heads if (value := column_of(head, key)) is not None]
     return sum(known) / len(known) if known else None

@@ -252,7 +252,7 @@ def said(alarm: Alarm) -> Message | str:
     found = recognise(text, ["alarm.pace", "role.by_job", f"alarm.{alarm.kind}.message"])
     if found is not None and found.key == "role.by_job":
         role = recognise(str(found.values["role"]), [f"role.{one.key}.title" for one in ROLES])
-        found = Message(found.key, found.values | {"role": role or found.values["role"]})
+        found = Message(found.key, {**found.values, "role": role or found.values["role"]})
     return text if found is None else _group_thousands(found)
 
 

@@ -18,6 +18,14 @@ function startControls() {
     chosen.stretch = event.target.checked;
     redraw();
   });
+  if (byId("role")) {
+    byId("role").addEventListener("change", (event) => {
+      chosen.role = event.target.value === "" ? null : Number(event.target.value);
+      if (byId("all-table").firstChild) fillTable();
+      redraw();
+      announce(event.target.selectedOptions[0].textContent);
+    });
+  }
   byId("back").addEventListener("click", back);
 }
 

@@ -72,6 +72,7 @@ function cells(map, rows) {
   const missing = hatch(theme("--hatch"), theme("--hatch-ground"), ...size);
   const broken = hatch(theme("--critical"), theme("--broken-ground"), ...size);
   const fill = (head) => {
+    if (!isShown(head)) return theme("--hatch-ground");
     if (isBroken(head)) return broken;
     return valueOf(head) === null ? missing : css(viridis(shareOf(valueOf(head), ends)));
   };
@@ -80,7 +81,7 @@ function cells(map, rows) {
   return {
     type: "scatter", silent: true, symbol: "rect", symbolSize: size, clip: false, progressiveThreshold: Infinity,
     itemStyle: { color: ({ dataIndex }) => fill(heads[dataIndex].head), opacity: 1, borderColor: theme("--mark"), borderWidth: 1 },
-    data: heads.map(({ head, at }) => (roomy ? { value: at, label: cellText(head, ends, isNarrow(map)) } : at)),
+    data: heads.map(({ head, at }) => (roomy ? { value: at, label: isShown(head) ? cellText(head, ends, isNarrow(map)) : { show: false } } : at)),
   };
 }
 
@@ -106,7 +107,7 @@ function marks(map, rows) {
     type: "scatter", silent: true, progressiveThreshold: Infinity, symbol: "circle", symbolSize: map.wide >= 34 ? 6 : map.wide >= 20 ? 5 : 4,
     symbolOffset: [map.wide / 2 - inset, -map.tall / 2 + inset],
     itemStyle: { color: "#fff", borderColor: "#000", borderWidth: map.wide >= 20 ? 1.2 : 0.5, opacity: 1 },
-    data: rows.flatMap((row, y) => row.flatMap((head, x) => (alarmsOf(head).length ? [[x, y]] : []))),
+    data: rows.flatMap((row, y) => row.flatMap((head, x) => (alarmsOf(head).length && isShown(head) ? [[x, y]] : []))),
   };
 }
 
@@ -205,6 +206,7 @@ function summary(head) {
 function showTip(head, x, y) {
   const value = withUnit(valueOf(head), quantity());
   const lines = [element("b", spoken(head)), element("span", text("heads.value", { title: quantity().title, value }))];
+  if (roleOf(head)) lines.push(element("span", roleOf(head)));
   if (isBroken(head)) lines.push(element("span", text("heads.broken")));
   for (const alarm of alarmsOf(head).slice(0, 3)) lines.push(element("span", cut(say(alarm.text), 120), "said"));
   showLines(lines, x, y);

@@ -3,7 +3,7 @@
 // A head is an array in the file, to keep it small: see FIELDS of document.py.
 const HEADS = DATA.sites.flatMap((site, at) =>
   site.heads.map(([head, rows, empty, nonfinite, values, histogram, curve], place) => ({
-    site: at, place, head, rows, empty, nonfinite, values, histogram, curve, alarms: [],
+    site: at, place, head, rows, empty, nonfinite, values, histogram, curve, alarms: [], role: site.roles?.[place] ?? null,
   })),
 );
 
@@ -24,7 +24,18 @@ DATA.stacks.forEach((stack, at) => stack.sites.forEach((site) => (STACK_OF[site]
 
 // What the person chose; select boxes and clicks change it, everything else reads it.
 // column: a place in the history of a run; null: the last sample.
-const chosen = { quantity: 0, stretch: false, head: null, column: null };
+// role: a place among the roles, -1: heads without one; null: all heads.
+const chosen = { quantity: 0, stretch: false, head: null, column: null, role: null };
+
+function isShown(head) {
+  return chosen.role === null || head.role === chosen.role;
+}
+
+// "previous-token head"; of a head without a role what it is, too; empty where no role was read.
+function roleOf(head) {
+  if (head.role === null) return "";
+  return head.role < 0 ? text("role.none") : say(DATA.roles[head.role]);
+}
 
 // As much as fits in a cell.
 function short(value) {

@@ -15,7 +15,11 @@ function fillPanel() {
   byId("rank").textContent = rankText(head);
   byId("strip").setAttribute("aria-label", text("head.strip", { title: titleOf(quantity()), rank: rankText(head) }));
   fillAlarms(head);
-  fillValues(head);
+  fillValues("values", head, false);
+  if (byId("scores")) {
+    byId("panel-role").textContent = capital(roleOf(head));
+    fillValues("scores", head, true);
+  }
   byId("numbers-at").textContent = DATA.run ? text("head.numbers_at", { step: stepNow() }) : text("head.numbers");
   byId("rows").textContent = chosen.column === null
     ? text("head.rows", { rows: head.rows, empty: head.empty, nonfinite: head.nonfinite })
@@ -42,15 +46,17 @@ function fillAlarms(head) {
   }));
 }
 
-function fillValues(head) {
-  byId("values").replaceChildren(...DATA.quantities.map((kind, at) => {
+// The numbers of a head, or its scores of roles.
+function fillValues(id, head, ofRoles) {
+  byId(id).replaceChildren(...DATA.quantities.flatMap((kind, at) => {
+    if (kind.role !== ofRoles) return [];
     const value = valueOf(head, at);
     const pair = element("div", undefined, at === chosen.quantity ? "current" : "");
     pair.title = say(kind.meaning);
-    const number = element("dd", full(value));
+    const number = element("dd", full(ofRoles && value !== null ? Number(value.toFixed(2)) : value));
     if (kind.unit && value !== null) number.append(" ", element("small", say(kind.unit)));
-    if (value === null) number.append(" ", element("small", text("head.none"), "none"));
-    pair.append(element("dt", say(kind.title)), number);
+    if (value === null) number.append(" ", element("small", text(ofRoles ? "role.unknown" : "head.none"), "none"));
+    pair.append(element("dt", say(ofRoles ? kind.title[1].role : kind.title)), number);
     return pair;
   }));
 }

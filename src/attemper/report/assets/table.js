@@ -7,6 +7,7 @@ function columns() {
   return [
     { title: text("table.layer"), of: (head) => head.site, shown: (head) => layerOf(head, 40) },
     { title: text("table.head"), of: (head) => head.head },
+    ...(byId("role") ? [{ title: text("role.filter"), of: (head) => head.role, shown: roleOf }] : []),
     ...DATA.quantities.map((kind, at) => ({ title: say(kind.title), unit: say(kind.unit), of: (head) => head.values[at] })),
     { title: text("table.rows"), of: (head) => head.rows },
   ];
@@ -33,8 +34,9 @@ function fillTable() {
   for (const one of sorted().slice(0, MOST_LINES)) body.append(line(one, shownColumns));
   table.append(head, body);
   byId("all-table").replaceChildren(table);
-  byId("all-more").hidden = HEADS.length <= MOST_LINES;
-  byId("all-more").textContent = text("table.more", { shown: MOST_LINES, n: HEADS.length });
+  const many = HEADS.filter(isShown).length;
+  byId("all-more").hidden = many <= MOST_LINES;
+  byId("all-more").textContent = text("table.more", { shown: MOST_LINES, n: many });
 }
 
 function line(head, shownColumns) {
@@ -56,9 +58,10 @@ function line(head, shownColumns) {
 
 // Heads without a number come last, whichever way.
 function sorted() {
-  if (!order) return HEADS;
+  const shown = HEADS.filter(isShown);
+  if (!order) return shown;
   const { of } = columns()[order.column];
-  return [...HEADS].sort((a, b) => {
+  return shown.sort((a, b) => {
     const [x, y] = [of(a), of(b)];
     if (x === null || y === null) return (x === null) - (y === null);
     return order.rising ? x - y : y - x;
