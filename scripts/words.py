@@ -21,8 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = ROOT / "tests" / "docs" / "words.txt"
-STEP = 25
-"""Limits of words are multiples of this, and leave at least this many free: a sentence more is no matter."""
+STEP, FREE = 25, 1.1
+"""Limits of words are multiples of the first, a tenth above the count: a few sentences more are no matter."""
 MEAN, LARGEST = 18.0, 40
 """Words of a sentence, on average and at most, below which no limit goes."""
 SHOWN = 5
@@ -75,7 +75,7 @@ _NOT_PROSE = re.compile(
 _MARKUP = re.compile(r"<[^>]+>|<\w.*|[\w-]+:[^ ;]+;\S*")
 """HTML and CSS in a message."""
 _ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.) ")
-_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!\bal\.)(?<!vs\.)(?<=[.!?])[)\"”*_]* +(?=[\W_]*[A-Z`\d])")
+_END = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!\bal\.)(?<!vs\.)(?<=[.!?])[)\"”*_]* +(?=[\W_]*(?:[A-Z`\d]|attemper\b))")
 _WORD = re.compile(r"[^\W_]")
 
 
@@ -91,7 +91,7 @@ class Count:
     def limit(self) -> Count:
         """The limits that this passes, not below those that every page has."""
         mean = max(MEAN, math.ceil(10 * self.mean) / 10)
-        return Count(STEP * math.ceil(self.words / STEP + 1), mean, max(LARGEST, self.largest), self.phrases)
+        return Count(STEP * math.ceil(FREE * self.words / STEP), mean, max(LARGEST, self.largest), self.phrases)
 
     def least(self, other: Count) -> Count:
         return Count(*map(min, astuple(self), astuple(other)))
