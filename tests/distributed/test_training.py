@@ -73,10 +73,11 @@ def test_a_process_that_watches_alone_keeps_none_of_the_others_waiting(results: 
     [
         "compiled inside ddp", "compiled around ddp", "compiled blocks in ddp",
         "compiled blocks in ddp with checkpointing", "compiled blocks in fsdp2",
-        "blocks in fsdp2 as torchtitan compiles",
+        "blocks in fsdp2 as torchtitan compiles", "fsdp2 that writes a parameter",
+        "fsdp2 that shards its root again",
     ],
 )  # fmt: skip
-def test_a_hundred_steps_with_shadow_passes_on_every_rank_are_those_without(results: Results, case: str) -> None:
+def test_steps_with_shadow_passes_on_every_rank_are_those_without(results: Results, case: str) -> None:
     for one in of(results, f"training {case}"):
         assert one["right"], one
 

@@ -83,11 +83,11 @@ def ddp(module: nn.Module) -> nn.Module:
     return DistributedDataParallel(module)
 
 
-def fsdp(module: Any) -> nn.Module:
+def fsdp(module: Any, **options: Any) -> nn.Module:
     mesh = DeviceMesh("cpu", list(range(WORLD)))
     for layer in module.layers:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(module, mesh=mesh)
+    return fully_shard(module, mesh=mesh, **options)
 
 
 def reading(watch: attemper.types.Watch) -> dict[str, Any]:
@@ -245,23 +245,40 @@ COMPILED: dict[str, Callable[[], Any]] = {
 }
 
 
-def shadowed(build: Callable[[], Any]) -> Any:
+def shadowed(build: Callable[[], Any], steps: int = MANY) -> Any:
     """A row of benchmarks/compiled.py."""
     left, counted, sampled = [], [], 0
     trained(build, False, 2)  # the first training of a process looks at more frames of torch's own
     for watching in (False, True):
         fresh_compiler()
-        tensors, sampled = trained(build, watching, MANY)
+        tensors, sampled = trained(build, watching, steps)
         left.append(tensors)
         counted.append(compilations())
     equal = list(map(torch.equal, *left))
     found = {
-        "losses equal": all(equal[:MANY]), "weights equal": all(equal[MANY:]),
+        "losses equal": all(equal[:steps]), "weights equal": all(equal[steps:]),
         "compilations equal": counted[0] == counted[1],
     }  # fmt: skip
-    right = all(found.values()) and sampled == MANY // 2
+    right = all(found.values()) and sampled == steps // 2
     graphs = counted[0]["stats"]["unique_graphs"]
-    return {"right": right, "steps": MANY, **found, "graphs": graphs, "sampled": sampled, "heads": SEEN}
+    return {"right": right, "steps": steps, **found, "graphs": graphs, "sampled": sampled, "heads": SEEN}
+
+
+class Decaying(Model):
+    """Its forward writes a parameter: where that is sharded, the copy of it that is gathered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(32))
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        self.scale.data.mul_(0.9)
+        return super().forward(x * self.scale, attention_mask)
+
+
+def decaying(**options: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return fsdp(with_blocks_compiled(Decaying()), **options)
 
 
 def fsdp_watched_by_some(every: int, watching: bool) -> Any:
@@ -459,6 +476,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "tokens split, tapped": lambda: tensor_parallel(Shard(2), tapped=True),
     "context parallel": in_context_parallel,
     **{f"training {name}": partial(shadowed, build) for name, build in COMPILED.items()},
+    "training fsdp2 that writes a parameter": lambda: shadowed(decaying, 6),
+    "training fsdp2 that shards its root again": lambda: shadowed(partial(decaying, reshard_after_forward=True), 6),
     "fsdp2 watched by rank 0": lambda: fsdp_watched_by_some(1, dist.get_rank() == 0),
     "fsdp2 watched unlike": lambda: fsdp_watched_by_some(1 + dist.get_rank(), True),
     "fsdp2 watched by rank 0, then by all": fsdp_watched_by_rank_zero_and_then_by_all,

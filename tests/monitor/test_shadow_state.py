@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterator
+from array import array
+from collections import OrderedDict, UserDict, UserList, deque
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -166,6 +169,187 @@ def test_weights_that_autocast_has_cast_keep_their_gradients() -> None:
     assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
 
 
+class Held:
+    """An object that holds another."""
+
+    shared: list[int] = []  # noqa: RUF012
+    number = 0
+
+    def __init__(self, inner: Any = None) -> None:
+        self.inner, self.count, self.sums = inner, 0, torch.zeros(2)
+
+    @property
+    def last(self) -> Any:
+        one = self
+        while one.inner is not None:
+            one = one.inner
+        return one
+
+
+class Kept(MutableMapping[str, int]):
+    """A mapping whose items are in an attribute; to look through it costs a change."""
+
+    def __init__(self) -> None:
+        self.items_of, self.looks = {"a": 0}, 0
+
+    def __getitem__(self, key: str) -> int:
+        return self.items_of[key]
+
+    def __setitem__(self, key: str, value: int) -> None:
+        self.items_of[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_of[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self.looks += 1
+        return iter(self.items_of)
+
+    def __len__(self) -> int:
+        return len(self.items_of)
+
+
+class Ordered(OrderedDict[str, int]):
+    """As transformers' outputs."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+
+class Counting(dict[str, int]):
+    count = 0
+
+
+def nested(levels: int) -> Held:
+    held = Held()
+    for _ in range(levels - 1):
+        held = Held(held)
+    return held
+
+
+def set_last(held: Held) -> None:
+    held.last.count += 1
+    held.last.sums += 1
+
+
+def set_class(held: Held) -> None:
+    Held.number += 1
+    Held.shared.append(Held.number)
+    Held.fresh = Held.number  # type: ignore[attr-defined]
+
+
+def grow(held: dict[str, int]) -> None:
+    held["b"] = held["a"] = held["a"] + 1
+    held.pop("b", 0) if len(held) > 3 else None
+
+
+def count(held: Any) -> None:
+    held.count += 1
+    held["c"] = held.count
+
+
+def expanded() -> Tensor:
+    return torch.zeros(2, 1).expand(2, 4)
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[Any], Any]]] = {
+    "UserDict": (lambda: UserDict(a=0), grow, dict),
+    "UserList": (lambda: UserList([0]), lambda held: held.append(len(held)), list),
+    "a mapping of one's own": (Kept, grow, lambda held: (held.items_of, held.looks)),
+    "a dictionary that refuses to be updated": (lambda: Ordered(a=0), grow, list),
+    "a dictionary with attributes": (lambda: Counting(a=0), count, lambda held: (held.count, dict(held))),
+    "bytearray": (lambda: bytearray(b"ab"), lambda held: held.extend(b"cd"), bytes),
+    "array": (lambda: array("d", [0]), lambda held: held.append(len(held)), list),
+    "expanded, filled": (expanded, lambda held: held.data.fill_(held.data.sum().item() + 1), Tensor.tolist),
+    "expanded, other memory": (expanded, lambda held: setattr(held, "data", held + 1), Tensor.tolist),
+    "three levels": (lambda: nested(3), set_last, lambda held: (held.last.count, held.last.sums.tolist())),
+    "a chain": (lambda: nested(2000), set_last, lambda held: (held.last.count, held.last.sums.tolist())),
+    "class attributes": (
+        Held,
+        set_class,
+        lambda held: (Held.number, list(Held.shared), vars(Held).get("fresh"), vars(held).keys()),
+    ),
+    "RandomState": (lambda: np.random.RandomState(0), lambda held: held.rand(), lambda held: held.rand()),
+    "a logger with a stream": (
+        lambda: (logging.StreamHandler(StringIO()), [0]),
+        lambda held: held[1].append(1),
+        lambda held: held[1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_whatever_holds_what_a_forward_changes_it_is_put_back(name: str) -> None:
+    make, change, state = CHANGES[name]
+
+    class Changing(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = make()
+
+        def forward(self, x: Tensor) -> Tensor:
+            change(self.held)
+            return self.attend(x)
+
+    left = []
+    for watched in (False, True):
+        Held.number, Held.shared = 0, []
+        if "fresh" in vars(Held):
+            del Held.fresh  # type: ignore[attr-defined]
+        model = Changing()
+        watch = attemper.watch(model, observe="shadow") if watched else None
+        for _ in range(3):
+            model(torch.ones(2, 5, 16))
+        if watch is not None:
+            assert (watch.sampled, watch.failures, len(watch.table().sites)) == (3, 0, 1)
+            watch.close()
+        left.append(state(model.held))
+    assert left[0] == left[1]
+
+
+def test_what_lies_far_from_the_model_is_not_copied_in_advance_and_locked_objects_are_left_alone() -> None:
+    far = nested(4)
+    far.last.sums, far.last.turns = torch.zeros(1000), iter(range(3))
+    far.last.inner = locked = Held()
+    locked.lock = threading.Lock()
+
+    class Far(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            locked.count += 1  # another thread's, perhaps
+            return self.attend(x)
+
+    model = Far()
+    model.far = far
+    with attemper.watch(model, observe="shadow") as watch:
+        model(torch.ones(2, 5, 16))
+        assert len(watch.table().sites) == 1
+    assert locked.count == 2
+
+
+def test_a_compiled_function_that_the_models_file_does_not_name_stays_compiled() -> None:
+    model = Hidden()
+    with attemper.watch(model, observe="shadow") as watch:
+        model(torch.ones(2, 5, 16))
+        assert len(watch.table().sites) == 1
+        assert bool((HIDDEN[0](torch.zeros(3)) == 1).all())
+
+
+@partial(torch.compile, backend="eager")
+def _hidden(x: Tensor) -> Tensor:
+    return x + 1 if torch.compiler.is_compiling() else x - 1
+
+
+HIDDEN = [_hidden]
+del _hidden
+
+
+class Hidden(Base):
+    __module__ = "attemper.errors"  # which names no compiled function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(HIDDEN[0](x))
+
+
 class Cache:
     def get_seq_length(self) -> int:
         return 0
@@ -241,25 +425,85 @@ def test_a_pass_inside_a_transform_is_left_out() -> None:
     watch.close()
 
 
-def test_a_forward_that_changes_a_parameter_is_told_not_read_and_run_beside_itself_once_at_most() -> None:
-    class Normed(Base):
-        runs = 0
+class Writing(Base):
+    """Its forward writes a parameter, each time in the way that ``writes`` names."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                self.project.weight.div_(self.project.weight.norm())
-                type(self).runs += 1
-            return self.attend(x)
+    def __init__(self, writes: str) -> None:
+        super().__init__()
+        self.codes, self.writes, self.passes = nn.Parameter(torch.ones(3, 16)), writes, 0
+        self.words = nn.Embedding(4, 16, max_norm=0.5)
 
-    model = Normed()
-    with attemper.watch(model, observe="shadow") as watch:
-        model(torch.ones(2, 5, 16))
-        with pytest.warns(UserWarning, match=r"its forward changes the parameter project\.weight"):
-            watch.step()
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        WRITES[self.writes](self)
+        return self.attend(x + self.codes.mean(0) + self.words(torch.tensor([0, 1])).sum())
+
+
+def every_third(model: Any) -> None:
+    if model.training and model.passes % 3 == 0:
+        model.codes.data.mul_(0.9)
+
+
+def in_place(model: Any) -> None:
+    with torch.no_grad():
+        model.codes.mul_(0.9)
+
+
+def replaced(model: Any) -> None:
+    model.codes = nn.Parameter(model.codes.detach() * 0.9)
+
+
+def given_memory(model: Any) -> None:
+    model.codes.data = model.codes.data * 0.9
+
+
+def given_other_sizes(model: Any) -> None:
+    model.codes.data = torch.cat([model.codes.data, model.codes.data[:1]])
+
+
+def all_at_once(model: Any) -> None:
+    torch._foreach_mul_([parameter.data for parameter in model.parameters()], 0.9)
+
+
+WRITES: dict[str, Callable[[Any], object]] = {
+    "exponential moving average": lambda model: model.codes.data.mul_(0.9).add_(0.1 * model.passes),
+    "one row": lambda model: model.codes.data[1].fill_(model.passes),
+    "a view": lambda model: model.codes.detach().view(-1)[4:9].neg_(),
+    "out=": lambda model: torch.add(model.codes.data, 0.5, out=model.codes.data),
+    "memory that grows": lambda model: model.codes.data.resize_(4, 16)[3].fill_(model.passes),
+    "another memory set": lambda model: model.codes.data.set_(torch.full((3, 16), 1.0 * model.passes)),
+    "deleted": lambda model: model.__delattr__("codes") or setattr(model, "codes", nn.Parameter(torch.zeros(3, 16))),
+    "nothing but what max_norm does": lambda model: None,
+    **{
+        one.__name__: one for one in (every_third, in_place, replaced, given_memory, given_other_sizes, all_at_once)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("writes", WRITES)
+def test_a_forward_that_writes_parameters_is_read_and_trains_as_without_a_watch(writes: str) -> None:
+    left = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = Writing(writes)
+        memory = [(parameter, parameter.data_ptr()) for parameter in model.project.parameters()]
+        watch = attemper.watch(model, observe="shadow") if watched else None
         for _ in range(3):
-            model(torch.ones(2, 5, 16))
-            watch.step()
-    assert Normed.runs == 1 + 4
+            model.zero_grad()
+            model(torch.ones(2, 5, 16)).sum().backward()
+            if watch is not None:
+                watch.step()
+        if watch is not None:
+            assert (watch.sampled, watch.failures, len(watch.table().sites)) == (3, 0, 1)
+            watch.close()
+        assert all(
+            one is two and p == one.data_ptr() for (one, p), two in zip(memory, model.project.parameters(), strict=True)
+        )
+        numbers = {
+            name: (p.tolist(), None if p.grad is None else p.grad.tolist()) for name, p in model.named_parameters()
+        }
+        left.append((numbers, model.passes))
+    assert left[0] == left[1]
 
 
 def test_other_memory_empty_slots_and_generators_of_numpy_are_put_back() -> None:
@@ -292,15 +536,14 @@ def test_other_memory_empty_slots_and_generators_of_numpy_are_put_back() -> None
 
 def test_a_failing_shadow_pass_leaves_the_training_alone() -> None:
     class Failing(Base):
-        runs = 0
-
         def forward(self, x: Tensor) -> Tensor:
-            type(self).runs += 1
+            RAN.append(1)
             out = self.attend(x)
-            if self.runs % 2:
+            if len(RAN) % 2:
                 raise RuntimeError("once")
             return out
 
+    RAN.clear()
     model = Failing()
     with attemper.watch(model, observe="shadow") as watch:
         with pytest.warns(UserWarning, match="Failing could not be measured: once"):

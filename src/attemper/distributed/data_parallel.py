@@ -51,10 +51,12 @@ def words_of_ranks(topic: str, word: str = "") -> dict[str, list[int]] | None:
     found each other. A rank that comes later waits for the next meeting.
     """
     store: Any = dist.distributed_c10d._get_default_store()
-    world, decided = dist.get_world_size(), ""
-    while not decided or store.check([decided]):  # those that others have held without this rank
+    world = dist.get_world_size()
+    while True:
         _meetings[topic] += 1
         said, here, decided = (f"attemper/{name}/{topic}/{_meetings[topic]}" for name in ("said", "here", "decided"))
+        if not store.check([decided]):  # as those are that others have held without this rank
+            break
     store.set(f"{said}/{dist.get_rank()}", f"'{word}'")
     if store.add(here, 1) == world:
         store.compare_set(decided, "", "all")

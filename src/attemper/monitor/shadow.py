@@ -133,6 +133,7 @@ class Shadow:
             stack.enter_context(without_listeners(self.model))
             taps: Taps = []
             stack.callback(in_shadow.reset, in_shadow.set(taps))
+            stack.enter_context(state.writes)
             try:
                 args, kwargs = first_sequences((args, kwargs), self._most)
                 yield (lambda: self.model(*args, **kwargs)), taps

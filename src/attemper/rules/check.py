@@ -80,7 +80,7 @@ def check(
         state = ModelState(model, tokens.arguments)
     except ObstacleError as error:
         raise InputError(f"check runs the model many times, and {error}.") from error
-    with random_numbers(devices_of(model)):
+    with random_numbers(devices_of(model)), state.writes:
         try:
             collector = KeyCollector(model, declared)
             with observation(model, collector):
