@@ -308,9 +308,10 @@ def test_whatever_holds_what_a_forward_changes_it_is_put_back(name: str) -> None
 
 
 def test_what_lies_far_from_the_model_is_not_copied_in_advance_and_locked_objects_are_left_alone() -> None:
-    far = nested(4)
+    far: Any = nested(4)
     far.last.sums, far.last.turns = torch.zeros(1000), iter(range(3))
-    far.last.inner = locked = Held()
+    locked: Any = Held()
+    far.last.inner = locked
     locked.lock = threading.Lock()
 
     class Far(Base):
@@ -318,7 +319,7 @@ def test_what_lies_far_from_the_model_is_not_copied_in_advance_and_locked_object
             locked.count += 1  # another thread's, perhaps
             return self.attend(x)
 
-    model = Far()
+    model: Any = Far()
     model.far = far
     with attemper.watch(model, observe="shadow") as watch:
         model(torch.ones(2, 5, 16))
@@ -462,7 +463,7 @@ def given_other_sizes(model: Any) -> None:
 
 
 def all_at_once(model: Any) -> None:
-    torch._foreach_mul_([parameter.data for parameter in model.parameters()], 0.9)
+    torch.ops.aten._foreach_mul_.Scalar([parameter.data for parameter in model.parameters()], 0.9)
 
 
 WRITES: dict[str, Callable[[Any], object]] = {

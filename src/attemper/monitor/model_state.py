@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import IOBase
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -190,7 +190,7 @@ class ModelState:
             if value.flags.writeable and depth < NEAR:
                 self._undo.append(partial(numpy.copyto, value, value.copy()))
         elif numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
-            bits = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
+            bits: Any = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
             self._undo.append(partial(setattr, bits, "state", bits.state))
         elif hasattr(type(value), "__next__") and not isinstance(value, nn.Module | IOBase):
             if depth < NEAR:
@@ -330,7 +330,7 @@ def _gather(model: nn.Module, parameters: list[nn.Parameter]) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     swapped = any(now is not before for now, before in zip(model.parameters(), parameters, strict=False))
     if fsdp is not None and isinstance(model, fsdp.FSDPModule) and swapped:
-        model.unshard()
+        cast("Any", model).unshard()
 
 
 def _restore_class(kind: type, kept: dict[str, Any]) -> None:
