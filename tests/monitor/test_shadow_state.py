@@ -21,6 +21,7 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 import attemper
 from attemper.errors import InputError
@@ -505,6 +506,26 @@ def test_a_forward_that_writes_parameters_is_read_and_trains_as_without_a_watch(
         }
         left.append((numbers, model.passes))
     assert left[0] == left[1]
+
+
+def test_a_parameter_that_is_written_out_of_sight_is_told_and_the_pass_run_beside_itself_once_at_most() -> None:
+    class Normed(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            RAN.append(1)
+            with torch.no_grad(), _disable_current_modes():
+                self.project.weight.div_(self.project.weight.norm())
+            return self.attend(x)
+
+    RAN.clear()
+    model = Normed()
+    with attemper.watch(model, observe="shadow") as watch:
+        model(torch.ones(2, 5, 16))
+        with pytest.warns(UserWarning, match=r"its forward changes the parameter project\.weight"):
+            watch.step()
+        for _ in range(3):
+            model(torch.ones(2, 5, 16))
+            watch.step()
+    assert len(RAN) == 1 + 4
 
 
 def test_other_memory_empty_slots_and_generators_of_numpy_are_put_back() -> None:

@@ -38,6 +38,7 @@ _OURS = ("torch.", "attemper.")
 """Objects of torch keep their own house (process groups, shards, streams), and so do a watch and its hooks."""
 _WITHOUT_STATE = (ModuleType, BuiltinFunctionType, threading.Thread, torch.device, torch.dtype, IOBase)
 _GENERATORS = (torch.Generator, random.Random)
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _CONTAINERS = (dict, OrderedDict, list, tuple, set, frozenset, deque)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 
@@ -165,7 +166,7 @@ class ModelState:
                 for parameter in value.values():
                     if parameter is not None:
                         self._keep_memory(parameter)
-            elif value is not None and type(value) is not bool:  # a module has many
+            elif type(value) not in _PLAIN:
                 self._waiting.append((f"{name}.{key}", value, depth))
         for kind in type(owner).__mro__:
             if kind is not object and id(kind) not in self._seen and not _is_ours(kind):
@@ -175,9 +176,7 @@ class ModelState:
                 self._waiting.extend((f"{kind.__name__}.{key}", value, NEAR) for key, value in own.items())
 
     def _keep(self, name: str, value: Any, depth: int) -> None:
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes | type):
-            return
-        if id(value) in self._seen or len(self._seen) > self._most:
+        if isinstance(value, type) or id(value) in self._seen or len(self._seen) > self._most:
             return
         self._seen.add(id(value))
         if isinstance(value, Tensor):
@@ -234,7 +233,8 @@ class ModelState:
         elif not isinstance(value, tuple | frozenset):
             return
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        self._waiting.extend((f"{name}[{key!r:.40}]", item, depth) for key, item in items)
+        held = ((key, item) for key, item in items if type(item) not in _PLAIN)
+        self._waiting.extend((f"{name}[{key!r:.40}]", item, depth) for key, item in held)
 
     def _keep_object(self, name: str, value: Any, depth: int) -> None:
         if isinstance(value, FunctionType):
