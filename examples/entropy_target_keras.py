@@ -4,7 +4,7 @@ The same as ``entropy_target.py``: four queries, six keys, three heads, 1,000 st
 model's losses and ``fit`` trains on their sum; in a training loop of your own, ``sum(model.losses)`` is read after the
 call and inside the gradient's scope.
 
-    pip install 'attemper[keras]'
+    pip install '.[keras]'  # in a clone of the repository
     KERAS_BACKEND=torch python examples/entropy_target_keras.py
     KERAS_BACKEND=jax python examples/entropy_target_keras.py 0.2 schedule
 """
