@@ -390,11 +390,25 @@ def test_report_writes_the_page_of_the_run(command: Run, folder: Path) -> None:
     assert command("report", folder / "a", "--html", folder / "x" / "page.html")[0] == 1
 
 
+def test_report_of_several_runs_is_one_page_of_them(command: Run, folder: Path) -> None:
+    given = (folder / "a", folder / "deep" / "b", folder / "a")
+    code, out, err = command("report", *given, "--html", folder / "page.html")
+    assert (code, out) == (0, "")
+    assert err.endswith("page.html: 2 runs\n")
+    html = (folder / "page.html").read_text("utf-8")
+    assert "2 runs in one picture" in html
+    _, out, _ = command("report", *given, "--html", folder / "page.html", "--json")
+    assert json.loads(out)["runs"] == ["warm-up", "b"]
+    code, _, err = command("report", *given, "--live")
+    assert (code, "serves one run: leave the others out" in err) == (2, True)
+    assert command("report", folder / "a", folder / "a", "--html", folder / "page.html")[0] == 1
+
+
 def test_compare_takes_runs_and_steps_of_them(command: Run, folder: Path) -> None:
     code, out, err = command("compare", f"{folder}/a@0", folder / "a", "--top", 1)
     assert (code, err) == (0, "")
     assert out.startswith("tiny (a@0) -> tiny (a)")
-    assert "layers.1.attn head 1: 0.8" in " ".join(out.split())
+    assert "layers.1.attn, head 1: 8" in " ".join(out.split())
     document = json.loads(command("compare", f"{folder}/a@0", f"{folder}/a@599", "--json")[1])
     assert len(document["heads"]) == 6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from attemper.cli.output import check_files, print_json, say
-from attemper.cli.show import RunPath
+from attemper.cli.show import RUN_HELP, RunPath
 from attemper.errors import InputError
 from attemper.text import clean, clean_name, count
 
@@ -53,7 +54,10 @@ def export(
 
 
 def report(
-    run: RunPath,
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help=f"{RUN_HELP} Of several, up to 8, one page lays all over each other."),
+    ],
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Where to; without it, the run's name in this folder.")
     ] = None,
@@ -70,7 +74,9 @@ def report(
         bool, typer.Option("--json", help="Print what was written, or where it is served, as a JSON document.")
     ] = False,
 ) -> None:
-    """A run as a page to look at: one HTML file that opens offline, with the history of every head."""
+    """A run as a page to look at: one HTML file that opens offline, with the history of every head. Several runs as
+    one page of their losses and statistics.
+    """
     from attemper.results.run import open_run
     from attemper.store.verdict import why_unmeasured
 
@@ -78,13 +84,23 @@ def report(
         raise typer.BadParameter("a live page is served, not written: leave out one of the two.", param_hint="--html")
     if port is not None and not live:
         raise typer.BadParameter("a port is for --live.", param_hint="--port")
+    if live and len(runs) > 1:
+        raise typer.BadParameter("serves one run: leave the others out.", param_hint="--live")
     if live:
-        _serve(run, port or 0, as_json)
+        _serve(runs[0], port or 0, as_json)
         return
     check_files(html, None)
-    with open_run(run) as opened:
-        target = opened.to_html(html or f"{_file_name(opened.name)}.html")
+    with ExitStack() as stack:
+        opened, *others = (stack.enter_context(open_run(run)) for run in runs)
+        target = opened.to_html(html or f"{_file_name(opened.name)}.html", beside=others)
         step, samples, unmeasured = int(opened.steps[-1]), len(opened), why_unmeasured(opened.ranks)
+        names = list({one.path: one.name for one in (opened, *others)}.values())
+    if others:
+        if as_json:
+            print_json(json.dumps({"schema": 1, "path": str(target), "runs": names}, ensure_ascii=False))
+        else:
+            say(f"wrote {clean_name(target)}: {count(len(names), 'run')}")
+        return
     if as_json:
         print_json(json.dumps({"schema": 1, "path": str(target), "step": step, "samples": samples}, ensure_ascii=False))
     else:

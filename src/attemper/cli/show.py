@@ -30,7 +30,8 @@ class Language(StrEnum):
     zh = "zh"
 
 
-RunPath = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or a URL such as s3://bucket/run.")]
+RUN_HELP = "Folder of a run, or a URL such as s3://bucket/run."
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 Statistic = Annotated[
     str, typer.Option("--statistic", metavar="NAME", help="By what the heads are found that changed most.")
 ]

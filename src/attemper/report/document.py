@@ -157,7 +157,7 @@ def number_said(name: str, value: float | None) -> Message | str:
     """A number as a comparison says it: of some statistics in percent."""
     if value is None or not SHOWN[name].percent:
         return number(value)
-    return message("compared.percent", value=scale_of(name) * value)
+    return message("as_percent", value=scale_of(name) * value)
 
 
 def document(

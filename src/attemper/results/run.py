@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from attemper.readings.reading import Reading
@@ -44,20 +45,26 @@ class Run(StoredRun):
         theirs = other.name if isinstance(other, Run) else other.model
         return compare_readings(self, other, names=(self.name, theirs))
 
-    def to_html(self, path: str | os.PathLike[str], *, last: Reading | None = None) -> Path:
+    def to_html(self, path: str | os.PathLike[str], *, last: Reading | None = None, beside: Sequence[Run] = ()) -> Path:
         """Writes the page of this run: one HTML file of at most 2 MB that opens offline, with every head's history.
 
         It is written whole or not at all, and the same samples give the same bytes.
 
         Args:
             last: the last sample with its histograms and its entropy by visible keys, which no run keeps; None without.
+            beside: up to 7 other runs: the page then lays the losses and statistics of all over each other.
 
         Returns:
             Where the file is, links followed.
 
         Raises:
-            InputError: there is no sample yet, or no file can be written there.
+            InputError: there is no sample yet, the runs are more than 8 or one and the same, or no file can be
+                written there.
         """
+        if beside:
+            from attemper.report.runs import write_runs
+
+            return write_runs([self, *beside], path)
         from attemper.report.run_page import write_run
 
         return write_run(self, path, last)

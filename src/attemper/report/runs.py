@@ -1,0 +1,252 @@
+"""The page of several runs: their losses, and any statistic of layers or heads, over each other by step or tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import string
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from attemper import __version__
+from attemper.errors import InputError
+from attemper.files import write_whole
+from attemper.readings.alarms import level_of
+from attemper.readings.history import mean
+from attemper.readings.reading import Alarm, number
+from attemper.readings.sample import SiteKey
+from attemper.report.document import number_said, quantity, scale_of
+from attemper.report.history import BRIEF, MOST_COLUMNS, Course, loss_course
+from attemper.report.page import ECHARTS, ECHARTS_VERSION, LARGEST_BYTES, asset, policy, script_of, templates
+from attemper.report.texts import Message, Names, encode, message, page_texts, said
+from attemper.store.ranks import columns
+from attemper.store.run import StoredRun
+from attemper.text import clean, cut, round_digits, script_json
+
+MOST_RUNS = 8
+MOST_ALARMS = 100
+"""Steps of a run that the page marks, at which warnings began."""
+_SCRIPTS = ("document", "texts", "colours", "charts", "runs", "theme")
+_EXTENTS = tuple((many, heads) for heads in (True, False) for many in (MOST_COLUMNS, 150, 75)) + ((30, False),)
+"""Columns of a course, and whether single heads are there: a page takes the first that it has room for."""
+_FEW = 100
+"""Moments by which steps become tokens."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run in the table of the page."""
+
+    letter: str
+    name: str
+    about: tuple[str, ...]
+    """Tags, and the name of the model."""
+    state: Message
+    samples: int
+    warnings: Message | str
+    cells: tuple[Message | str, ...]
+    """The last loss, and the last mean of each statistic."""
+
+
+def write_runs(runs: Sequence[StoredRun], path: str | os.PathLike[str]) -> Path:
+    """Writes the page of up to 8 runs, whole or not at all, and gives the file's place.
+
+    Raises:
+        InputError: there are more runs, or fewer than two different ones with a sample; or no file can be written.
+    """
+    return write_whole(path, runs_page(runs))
+
+
+def runs_page(given: Sequence[StoredRun]) -> str:
+    """The page of several runs, as far as they are written."""
+    runs, notes = _different(given)
+    names = tuple(name for name in BRIEF if any(name in run.statistics for run in runs))
+    found = [_facts(run, letter, names) for run, letter in zip(runs, string.ascii_uppercase, strict=False)]
+    keys = list(dict.fromkeys(label.key for run in runs for label in run.sites))
+    notes += _notes(runs, keys)
+    data = {
+        "texts": page_texts(of="runs"),
+        "statistics": [{"key": n, "title": encode(quantity(n).title), "unit": encode(_unit(n))} for n in names],
+        "sites": [[cut(clean(key[0]), 80), key[2] if key[2] != "eval" else "", _heads(runs, key)] for key in keys],
+        "runs": found,
+    }
+    style, script, library = (
+        asset("page.css") + asset("runs.css"),
+        script_of(_SCRIPTS, "start();\n"),
+        ECHARTS.read_text("utf-8"),
+    )
+    page = templates().get_template("runs.html.j2")
+    words = {
+        "title": message("runs.title", n=len(runs)),
+        "rows": [_row(*one, names) for one in zip(runs, found, strict=True)],
+        "notes": notes,
+        "columns": [message("loss.title"), *(quantity(name).title for name in names)],
+        "policy": policy(style, (library, script)),
+        "style": Markup(style),
+        "script": Markup(script),
+        "library": Markup(library),
+        "version": __version__,
+        "echarts_version": ECHARTS_VERSION,
+    }
+    room = LARGEST_BYTES - len(page.render(data=Markup(script_json(data)), **words).encode()) - 100
+    each = sum(label.heads for run in runs for label in run.sites) * len(names)
+    read: dict[tuple[int, SiteKey, str], Course] = {}
+    packed, heads = "", False
+    for many, heads in _EXTENTS:
+        if heads and each * many > room:  # a number takes more than a byte
+            continue
+        packed = _pack([_courses(runs, at, keys, names, many, heads, read) for at in range(len(runs))])
+        if len(packed) <= room:
+            break
+    return page.render(data=Markup(script_json(data | {"packed": packed, "single": heads})), **words)
+
+
+def _different(given: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Message]]:
+    """Each run once, of those that have a sample; and what is said of the others."""
+    if len(given) > MOST_RUNS:
+        raise InputError(f"a page has room for {MOST_RUNS} runs, got {len(given)}: name those that differ most.")
+    runs: list[StoredRun] = []
+    notes = []
+    for run in given:
+        name = cut(clean(run.name), 80)
+        if run.path is not None and any(run.path == one.path for one in runs):
+            notes.append(message("runs.twice", run=name))
+        elif not len(run.steps):
+            notes.append(message("runs.empty", run=name))
+        else:
+            runs.append(run)
+    if len(runs) < 2:
+        raise InputError(
+            "a page of several runs needs two different ones with a sample: "
+            + ("; ".join(map(str, notes)) or "name two runs")
+            + "."
+        )
+    return runs, notes
+
+
+def _notes(runs: Sequence[StoredRun], keys: Sequence[SiteKey]) -> list[Message]:
+    """What the reader must know to compare these runs."""
+    letters = string.ascii_uppercase
+    models = [str(run.about.get("model") or "?") for run in runs]
+    found = []
+    if len(set(models)) > 1:
+        said = [message("runs.of", run=a, model=cut(clean(m), 60)) for a, m in zip(letters, models, strict=False)]
+        found.append(message("runs.models", models=Names(said)))
+    if not any(all(key in {one.key for one in run.sites} for run in runs) for key in keys):
+        found.append(message("runs.apart"))
+    without = [
+        message("as_is", said=a) for a, run in zip(letters, runs, strict=False) if "loss" not in run.ranks.scalars
+    ]
+    if without:
+        found.append(message("runs.no_loss", runs=Names(without)))
+    return found
+
+
+def _facts(run: StoredRun, letter: str, names: Sequence[str]) -> dict[str, Any]:
+    """What the scripts need of a run beside its courses."""
+    alarms = [alarm for alarm in run.judge.alarms if level_of(alarm.severity) != "notice"]
+    alarms.sort(key=lambda alarm: alarm.since or 0)
+    moments = max(run.ranks.moments, key=len)
+    gaps = np.diff(moments["step"], append=moments["step"][-1])
+    tokens = np.concatenate([[0], np.cumsum(moments["tokens"] * gaps)[:-1]])
+    few = np.unique(np.linspace(0, len(moments) - 1, _FEW).round().astype(int))
+    return {
+        "letter": letter,
+        "name": cut(clean(run.name), 80),
+        "loss": loss_course(run),
+        "tokens": [moments["step"][few].tolist(), tokens[few].tolist()],
+        "lacking": [name for name in names if name not in run.statistics],
+        "warnings": len(alarms),
+        "alarms": list(dict.fromkeys((one.since, level_of(one.severity)) for one in alarms))[:MOST_ALARMS],
+        "began": [encode(one) for one in _began(alarms)],
+    }
+
+
+def _began(alarms: Sequence[Alarm]) -> Iterator[Message]:
+    """Of each kind the first alarm, where it is, and how many more there are."""
+    kinds: dict[str, list[Alarm]] = {}
+    for alarm in alarms:
+        kinds.setdefault(alarm.kind, []).append(alarm)
+    for first, *others in kinds.values():
+        site = cut(clean(first.site), 80)
+        place = site if first.head is None else message("head.named", site=site, head=first.head)
+        where = message("runs.where", place=place) if first.site else ""
+        more = message("runs.more", n=len(others)) if others else ""
+        yield message("runs.began", step=first.since or 0, said=said(first), where=where, more=more)
+
+
+def _heads(runs: Sequence[StoredRun], key: SiteKey) -> int:
+    return max((one.heads + one.first_head for run in runs for one in run.sites if one.key == key), default=0)
+
+
+def _courses(
+    runs: Sequence[StoredRun],
+    at: int,
+    keys: Sequence[SiteKey],
+    names: Sequence[str],
+    most: int,
+    heads: bool,
+    read: dict[tuple[int, SiteKey, str], Course],
+) -> dict[str, list[Any]]:
+    """Statistic -> of each site its steps, the mean over its heads, and each head; None where it has none."""
+    run, found = runs[at], {}
+    labels = {label.key: label for label in run.sites}
+    for name in (name for name in names if name in run.statistics):
+        found[name] = []
+        for key in keys:
+            if key not in labels:
+                found[name].append(None)
+                continue
+            if (at, key, name) not in read:
+                part = columns(run.ranks, name, key, MOST_COLUMNS)
+                read[at, key, name] = Course(part.steps, part.least, part.mean, part.largest)
+            course, scale = read[at, key, name].coarser(most), scale_of(name)
+            single = [_numbers(scale * one) for one in course.farthest.T] if heads else []
+            before = labels[key].first_head if heads else 0
+            whole = _numbers(scale * mean(course.mean.T))
+            found[name].append([course.steps.tolist(), whole, [None] * before + single])
+    return found
+
+
+def _numbers(values: np.ndarray) -> list[float | int | None]:
+    return [round_digits(number(value), 4) for value in values.tolist()]
+
+
+def _pack(courses: Sequence[dict[str, list[Any]]]) -> str:
+    text = json.dumps(courses, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
+
+
+def _unit(name: str) -> Message | str:
+    return message("runs.unit", unit=quantity(name).unit) if scale_of(name) != 1.0 else quantity(name).unit
+
+
+def _row(run: StoredRun, facts: dict[str, Any], names: Sequence[str]) -> Row:
+    loss = facts["loss"]
+    known = [value for value in loss["mean"] if value is not None] if loss else []
+    alarms = facts["alarms"]
+    model = str(run.about.get("model") or "")
+    first, last = int(run.steps[0]), int(run.steps[-1])
+    return Row(
+        facts["letter"],
+        facts["name"],
+        tuple(cut(clean(one), 80) for one in (", ".join(run.tags), model) if one),
+        message("runs.live" if run.live else "runs.steps", first=first, last=last),
+        len(run),
+        message("runs.warnings", n=facts["warnings"], step=alarms[0][0]) if alarms else "0",
+        (number_said("entropy_nats", known[-1] if known else None), *_last_means(run, names)),
+    )
+
+
+def _last_means(run: StoredRun, names: Sequence[str]) -> Iterator[Message | str]:
+    heads = run.reading.heads
+    for name in names:
+        known = [value for head in heads if (value := getattr(head, name)) is not None]
+        yield number_said(name, sum(known) / len(known) if known else None)

@@ -1,0 +1,171 @@
+"""The page of several runs: every run once, what they lack, bounded, and usable in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attemper
+from attemper import InputError
+from attemper.readings.sample import Sample
+from attemper.report.page import LARGEST_BYTES
+from attemper.report.runs import MOST_RUNS, runs_page
+from attemper.results.run import Run, open_run
+from tests.report.conftest import Open, check_policy, shown_text
+from tests.support.runs import collapsing, written
+from tests.support.samples import sites
+
+
+def run(folder: Path, taken: Iterable[Sample], **options: Any) -> Run:
+    written(folder, taken, **options)
+    return open_run(folder)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Run]:
+    """A run whose second layer collapses, one that does not, and one that is shorter."""
+    return [
+        run(tmp_path / "a", collapsing(300)),
+        run(tmp_path / "b", collapsing(300, falls=1000)),
+        run(tmp_path / "c <b>", collapsing(120)),
+    ]
+
+
+def data_of(html: str) -> tuple[dict[str, Any], list[Any]]:
+    """The data of a page, and the courses in it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert found
+    data = json.loads(found[1])
+    return data, json.loads(zlib.decompress(base64.b64decode(data["packed"])))
+
+
+def test_each_run_has_its_courses_and_its_warnings(three: list[Run]):
+    data, courses = data_of(runs_page(three))
+    assert [one["letter"] for one in data["runs"]] == ["A", "B", "C"]
+    assert [one["name"] for one in data["runs"]] == ["a", "b", "c <b>"]
+    assert [bool(one["warnings"]) for one in data["runs"]] == [True, True, True]
+    place = [site[0] for site in data["sites"]].index("layers.1.attn")
+    steps, mean, heads = courses[0]["normalized_entropy"][place]
+    history = three[0].history("normalized_entropy", site="layers.1.attn").values
+    assert (steps[0], len(mean), len(heads)) == (0, len(steps), 3)
+    assert mean[-1] == pytest.approx(100 * float(np.mean(history[-len(history) // len(steps) :])), rel=0.05)
+    assert data["runs"][0]["tokens"][0][-1] == 299
+    assert "layer_fallen" in {alarm.kind for alarm in three[0].alarms()}
+    began = json.dumps(data["runs"][0]["began"])
+    assert "runs.began" in began
+    assert "layers.1.attn" in began
+
+
+def test_the_table_is_there_without_scripts_and_names_are_escaped(three: list[Run]):
+    html = runs_page(three)
+    told = shown_text(html)
+    assert "3 runs in one picture" in told
+    assert "c <b>" in told
+    assert "c &lt;b&gt;" in html
+    assert "0 to 299" in told
+    assert "Without a loss: A, B, C. watch.step(loss=loss) keeps it." in told
+    check_policy(html, inline=3)
+    assert html == runs_page(three)
+
+
+def test_the_same_run_twice_is_shown_once_and_one_without_a_sample_is_left_out(three: list[Run], tmp_path: Path):
+    empty = run(tmp_path / "empty", [])
+    told = shown_text(runs_page([*three, three[0], empty]))
+    assert "a was named twice and is shown once" in told
+    assert "empty has no sample yet and is left out" in told
+    assert "3 runs in one picture" in told
+    with pytest.raises(InputError, match="needs two different ones with a sample: a was named twice and is shown once"):
+        three[0].to_html(tmp_path / "page.html", beside=[three[0]])
+    with pytest.raises(InputError, match=f"a page has room for {MOST_RUNS} runs, got 9"):
+        three[0].to_html(tmp_path / "page.html", beside=[three[1]] * 8)
+
+
+def test_runs_of_other_models_and_other_statistics_are_told(three: list[Run], tmp_path: Path):
+    labels = tuple(replace(label, name=f"other.{place}") for place, label in enumerate(sites(2, 3)))
+
+    def others() -> Iterable[Sample]:
+        for one in collapsing(40):
+            kept = [place for place, name in enumerate(one.quantities) if name != "max_logit"]
+            names = tuple(one.quantities[place] for place in kept)
+            yield Sample(one.step, one.time, labels, names, one.values[kept])
+
+    other = run(tmp_path / "other", others())
+    html = runs_page([three[0], other])
+    data, courses = data_of(html)
+    assert data["runs"][1]["lacking"] == ["max_logit"]
+    assert "max_logit" not in courses[1]
+    assert "No site is in all of these runs: only the mean over all sites can be compared." in shown_text(html)
+
+
+def test_a_loss_of_every_step_and_what_is_still_being_written_are_shown(tmp_path: Path, three: list[Run]):
+    import torch
+
+    layer = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(2, 8, 16)
+    with attemper.watch(layer, every=2, store=attemper.Store(tmp_path / "live", tags=["mine"])) as watch:
+        for step in range(12):
+            layer(x, x, x)
+            watch.step(loss=float(step))
+        assert len(watch.run.steps) > 1  # waits for the writer
+        with open_run(tmp_path / "live") as live:
+            html = runs_page([live, three[0]])
+    told = shown_text(html)
+    assert "still being written" in told
+    assert "mine" in told
+    assert "The runs are of different models (" in told
+    data, _ = data_of(html)
+    assert data["runs"][0]["loss"]["mean"][:3] == [0, 1, 2]
+
+
+def test_eight_runs_of_many_heads_stay_in_bounds(tmp_path: Path):
+    labels = tuple(replace(label, heads=32) for label in sites(12, 32))
+    names = ("normalized_entropy", "max_logit", "effective_tokens", "first_token_mass", "rows", "judged_rows")
+
+    def taken(seed: int) -> Iterable[Sample]:
+        rng = np.random.default_rng(seed)
+        for step in range(60):
+            values = np.concatenate([rng.random((4, 12 * 32)), np.full((2, 12 * 32), 64.0)])
+            yield Sample(step, 1000.0 + step, labels, names, values.astype(np.float32), 64)
+
+    runs = [run(tmp_path / str(seed), taken(seed)) for seed in range(8)]
+    html = runs_page(runs)
+    assert len(html.encode()) <= LARGEST_BYTES
+    data, courses = data_of(html)
+    assert len(courses) == 8
+    assert len(courses[0]["max_logit"]) == 12
+    assert not data["single"]  # noise does not deflate: heads have no room here
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.quick("390")
+def test_runs_are_hidden_by_a_key_and_charts_follow_what_is_chosen(open_page: Open, three: list[Run], width: int):
+    page = open_page(runs_page(three), width=width)
+    page.wait_for_selector("html[data-ready]")
+    label = "() => document.getElementById('course').getAttribute('aria-label')"
+    assert "Normalised entropy, % of log n: all sites, mean. Run A: " in page.evaluate(label)
+    assert page.locator("#loss-box").is_hidden()
+    first = page.locator("button.run").first
+    first.focus()
+    page.keyboard.press("Enter")
+    assert first.get_attribute("aria-pressed") == "false"
+    assert "Run A: " not in page.evaluate(label)
+    assert "Run B: " in page.evaluate(label)
+    assert page.locator("#head").is_disabled()
+    page.select_option("#site", "1")
+    page.select_option("#head", "2")
+    page.select_option("#statistic", "1")
+    page.select_option("#axis", "tokens")
+    assert re.match(r".*: layers\.1\.attn( \(train\))?, head 2\. Run B: ", page.evaluate(label))
+    assert "Tokens are estimated" in page.locator("#tokens-said").inner_text()
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    page.locator("#language").click()
+    assert "训练记录" in page.locator("#runs-title").inner_text()
