@@ -23,6 +23,7 @@ from attemper.cli.fingerprint import fingerprint
 from attemper.cli.lab import lab
 from attemper.cli.merge import merge
 from attemper.cli.output import Verbs, exit_code
+from attemper.cli.pattern import pattern
 from attemper.cli.process import leave
 from attemper.cli.runs import runs
 from attemper.cli.scan import scan
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("scan", short_help="Entropy and logit size of every head of a model.")(scan)
 app.command("merge", short_help="Parts of a scan as one reading.")(merge)
 app.command("compare", short_help="What differs between two models, scans or runs, by head.")(compare)
+app.command("pattern", short_help="Every head on one text, as a page to look at.")(pattern)
 app.command("check", short_help="Whether every token sees exactly what it should.")(check)
 app.command("fingerprint", short_help="Keep what attention does with a text, to compare elsewhere.")(fingerprint)
 app.command("runs", short_help="The stored runs below a folder.")(runs)

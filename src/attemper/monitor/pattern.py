@@ -80,7 +80,7 @@ def pattern(
     by :func:`attemper.functional.dense_weights`, in float64. Padded tokens are left out of rows and columns. ::
 
         attemper.pattern(model, tokenizer(text, return_tensors="pt"), layer=3, head=8, tokenizer=tokenizer)
-        attemper.pattern(model, tokenizer(text, return_tensors="pt"), tokenizer=tokenizer).to_png("heads.png")
+        attemper.pattern(model, tokenizer(text, return_tensors="pt"), tokenizer=tokenizer).to_html("heads.html")
 
     Args:
         model: any module.
@@ -100,7 +100,7 @@ def pattern(
 
     Returns:
         A :class:`Pattern`: ``.weights`` [Q, K], ``.tokens``, ``.key_tokens``, ``.role``; ``.to_png(path)``. Without
-        ``head``, :class:`Patterns`: a sequence of them, as the model ran; ``.to_png(path)``.
+        ``head``, :class:`Patterns`: a sequence of them, as the model ran; ``.to_html(path)``.
 
     Raises:
         InputError: there is no such site, layer, head, sequence or call; several could be meant; the site was not

@@ -63,12 +63,13 @@ def paired_pictures(both: Sequence[tuple[Weights, Weights]]) -> list[list[dict[s
 def _picture(one: Weights) -> dict[str, Any]:
     rows = [row[:MOST_TOKENS] for row in one.weights.tolist()[:MOST_TOKENS]]
     steps = array("H", (round(min(max(weight, 0.0), 1.0) * STEPS) for row in rows for weight in row))
-    own, keys = ([_token(token) for token in tokens[:MOST_TOKENS]] for tokens in (one.tokens, one.key_tokens))
+    own, keys = ([short_token(token) for token in tokens[:MOST_TOKENS]] for tokens in (one.tokens, one.key_tokens))
     packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode("ascii")
     return {"tokens": own, "keys": None if keys == own else keys, "packed": packed}
 
 
-def _token(token: str) -> str:
+def short_token(token: str) -> str:
+    """A token as a page draws it."""
     return cut(token_text(token), 24)
 
 

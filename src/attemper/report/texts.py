@@ -372,9 +372,9 @@ def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str,
 
     Args:
         of: "compared" for the page of a comparison, "explained" of an explanation, "checked" of a check, "runs" of
-            several runs: each alone says what begins with that.
+            several runs, "grid" of all heads on a text: each alone says what begins with that.
     """
-    other = tuple(f"{one}." for one in ("live", "compared", "explained", "checked", "runs") if one != of)
+    other = tuple(f"{one}." for one in ("live", "compared", "explained", "checked", "runs", "grid") if one != of)
     messages = [one for one in said if isinstance(one, Message)]
     used = {one.key for whole in messages for one in (whole, *whole.values.values()) if isinstance(one, Message)}
     return {

@@ -1,4 +1,4 @@
-"""The weights of heads on a text, with its tokens: as heat maps in a notebook, and as pictures."""
+"""The weights of heads on a text, with its tokens: as heat maps in a notebook, as pictures, and as a page."""
 
 from __future__ import annotations
 
@@ -89,6 +89,10 @@ class Pattern:
         check_target(path, "picture")
         return write_whole(path, picture(self.weights, self.tokens, self.key_tokens, self.title), "picture")
 
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page of this head alone, as :meth:`Patterns.to_html` does of many."""
+        return Patterns((self,), name=self.site).to_html(path)
+
     def _repr_html_(self) -> str:
         return html(self.weights, self.tokens, self.key_tokens, self.title)
 
@@ -128,6 +132,30 @@ class Patterns(Sequence[Pattern]):
         size = f"{count(queries, 'query')} x {count(keys, 'key')}"
         return f"{self.name}: {count(len(self), 'head')} of {count(len(self._sites()), 'site')}, {size}"
 
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page of these heads: one HTML file of at most 2 MB that opens offline, for people.
+
+        It has a small map of each head with its role, and each of them large, with its tokens and lines between them.
+        A page that would be larger shows the first tokens alone, or coarser weights, and says so.
+
+        Returns:
+            Where the file is, links followed.
+
+        Raises:
+            InputError: no file can be written there.
+        """
+        from attemper.report.patterns import SiteMaps, write_patterns
+
+        sites = [
+            SiteMaps(
+                *(own[0].site, own[0].kind, own[0].layer, own[0].tokens, own[0].key_tokens, own[0].padding),
+                heads=tuple((one.head, one.role) for one in own),
+                levels=torch.stack([_levels(one.weights) for one in own]).numpy(),
+            )
+            for own in self._sites()
+        ]
+        return write_patterns(self.name, sites, self.skipped, path)
+
     def to_png(self, path: str | os.PathLike[str]) -> Path:
         """Draws a small map of every head into ``path``, whole or not at all: a row is a layer, a column a head.
 
@@ -152,6 +180,12 @@ class Patterns(Sequence[Pattern]):
 
     def __repr__(self) -> str:
         return f"Patterns({self.title})"
+
+
+def _levels(weights: Tensor) -> Tensor:
+    """[Q, K] bytes: the root of a weight in 254ths, so that small ones keep their digits; 255 for no number."""
+    steps = (weights.clamp(0, 1).sqrt() * 254).round()
+    return torch.where(torch.isfinite(weights), steps, 255).to(torch.uint8)
 
 
 def _mosaic(sites: list[list[Pattern]]) -> Tensor:

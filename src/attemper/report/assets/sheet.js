@@ -88,7 +88,8 @@ class Sheet {
   }
 }
 
-// The root of a weight: small ones stay visible.
+// The root of a weight: small ones stay visible. Grey is no number.
 function tint(weight) {
+  if (Number.isNaN(weight)) return [160, 160, 160];
   return viridis(Math.sqrt(Math.min(1, weight)));
 }

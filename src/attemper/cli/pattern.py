@@ -1,0 +1,62 @@
+"""``attemper pattern``: the weights of every head on one text, as a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attemper.cli.arguments import Device, Dtype, Input, Text, TextModel, Weights, read_text, title_of
+from attemper.cli.output import check_files, print_json, say
+from attemper.cli.scan import model_and_text
+from attemper.text import clean_name
+
+TOKENS = 64
+"""Of the text, unless told."""
+
+
+def pattern(
+    model: TextModel = None,
+    text: Text = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Heads of this layer alone.")] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Heads of this attention alone, by a name that scan lists.")
+    ] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="This head of the layer or the site alone.")] = None,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens that are read, from the first on.")] = TOKENS,
+    device: Device = "cpu",
+    dtype: Weights = Dtype.float32,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where to; without it, the model's name in this folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as a JSON document.")] = False,
+) -> None:
+    """All heads of MODEL on one text as a page: a small map of each with its role, and a large one at a click.
+
+    The page opens offline and holds the tokens of the text.
+    """
+    if site is not None and layer is not None:
+        raise typer.BadParameter("a site has its layer: leave out one of the two.", param_hint="--site")
+    words = read_text(text)
+    check_files(html, None)
+    import attemper
+    from attemper.report.document import file_name
+    from attemper.results.pattern import Patterns
+
+    loaded, batches, tokenizer = model_and_text(model, words, Input(text, max_length, 1, device, dtype))
+    batch, name = batches[0], title_of(model)
+    first = {key: part[:1] for key, part in batch.items()} if isinstance(batch, dict) else batch[:1]
+    options: dict[str, Any] = {"site": site, "layer": layer, "tokenizer": tokenizer}
+    if head is None:
+        found = attemper.pattern(loaded, first, **options)
+        heads = Patterns(found, name=name, skipped=found.skipped)
+    else:
+        heads = Patterns([attemper.pattern(loaded, first, head=head, **options)], name=name)
+    target = heads.to_html(html or f"{file_name(name)}.html")
+    if as_json:
+        roles = [{"site": one.site, "layer": one.layer, "head": one.head, "role": one.role} for one in heads]
+        print_json(json.dumps({"schema": 1, "path": str(target), "heads": roles}, ensure_ascii=False))
+    else:
+        say(f"wrote {clean_name(target)}: {heads.title}")
