@@ -66,8 +66,7 @@ def _read(
     for size in sizes:
         own: dict[str, Any] = {written: prefix[written][:, start : start + size], "use_cache": cached}
         own |= {} if cache is None else {name: cache}
-        # A compiled pass beside it would fill the cache again.
-        trace = session.runner.trace(prefix.with_arguments(**own), compiled=False, cache=name)
+        trace = session.runner.trace(prefix.with_arguments(**own), cache=name)
         cache, start = trace.cache, start + size
         if cached and cache is None and start < sum(sizes):
             raise ValueError(f"its result has no {name}")

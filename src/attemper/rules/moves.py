@@ -90,29 +90,20 @@ class Runner:
         self.replaced = False
         """Whether embeddings were exchanged in the latest pass."""
 
-    def trace(
-        self,
-        batch: TokenBatch,
-        replace: Tensor | None = None,
-        *,
-        seed: bool = True,
-        compiled: bool = True,
-        cache: str = "",
-    ) -> Trace:
+    def trace(self, batch: TokenBatch, replace: Tensor | None = None, *, seed: bool = True, cache: str = "") -> Trace:
         """A pass; of a compiled model two: as it was written, block by block, and as it is.
 
         Args:
             replace: [B, T] bool: tokens whose embeddings are exchanged, where an embedding reads the ids.
             seed: whether random numbers begin anew.
-            compiled: False leaves the compiled pass out.
-            cache: what of the result is kept. The others may be as large as all the model.
+            cache: what of the result is kept; a compiled pass would fill it again, and is left out.
         """
         found, self.replaced = Trace(), False
         with torch.no_grad(), eager(self.model), self._hooks(found, batch, replace):
             result = self._call(batch, seed)
         self._take_output(found, OUTPUT, result, batch)
         found.cache = getattr(result, cache, None) if cache else None
-        if self._compiled and compiled and replace is None:
+        if self._compiled and not cache and replace is None:
             with torch.no_grad():
                 self._take_output(found, COMPILED, self._call(batch, seed), batch)
         return found

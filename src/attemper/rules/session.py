@@ -129,7 +129,7 @@ class Session:
         sequences = self.batch.shape[0]
         chosen = torch.arange(-(-sequences // 2)) if sequences > 1 else torch.zeros(2, dtype=torch.int64)
         with suppress(Exception):  # whatever a model raises: what is packed has no sequences to leave out
-            return self._apart(self.runner.trace(self.batch.of_sequences(chosen), compiled=False), chosen)
+            return self._apart(self.runner.trace(self.batch.of_sequences(chosen)), chosen)
         return {}
 
     def same_shape(self, block: str) -> float:
