@@ -319,7 +319,7 @@ FAULTS = (
         lambda: (Hybrid("convolution", "state"), _packed(), {"causal": True}),
     ),
     Fault(
-        "positions alone", ("huggingface/nanoVLM#204",),
+        "positions alone", ("huggingface/nanoVLM#204", "axolotl-ai-cloud/axolotl#3817"),
         "positions start anew with each document, the mask knows of none", "documents",
         lambda: (
             Tiny(lambda one, *_: seen(one)), {"input_ids": ids(1), "position_ids": positions()}, {"causal": True}
