@@ -1,4 +1,7 @@
-"""The page of several runs: their losses, and any statistic of layers or heads, over each other by step or tokens."""
+"""The page of several runs: their losses, and any statistic of layers or heads, over each other by step or tokens.
+
+Courses are deflated JSON of at most 300 columns: fewer, and then no single heads, where these have no room.
+"""
 
 from __future__ import annotations
 

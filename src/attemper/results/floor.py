@@ -84,11 +84,12 @@ class Floor:
 
     def _rounding_of(self, name: str, site: SiteReading, place: int, head: HeadReading) -> float | None:
         """As far as rounding is expected to move it. Scores are off by what all blocks before them add, too."""
-        value, largest = getattr(head, name), head.max_logit
-        known = self.rounding is not None and value is not None and largest is not None
-        if not known or site.normalizer != "softmax" or not (name in _MOVED or name == "max_logit"):
+        value, largest, rounding = getattr(head, name), head.max_logit, self.rounding
+        if rounding is None or value is None or largest is None:
             return None
-        scores = self.rounding * abs(largest) * math.sqrt(1 + (place if site.layer is None else site.layer))
+        if site.normalizer != "softmax" or not (name in _MOVED or name == "max_logit"):
+            return None
+        scores = rounding * abs(largest) * math.sqrt(1 + (place if site.layer is None else site.layer))
         moved = LARGEST * scores if name == "max_logit" else SCORES * scores * _MOVED[name](head)
         return moved + 4 * ROUNDING["float32"] * max(1.0, abs(value))  # the numbers themselves are of float32
 
