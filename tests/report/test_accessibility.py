@@ -13,8 +13,9 @@ from attemper.report.check import check_page
 from attemper.report.comparison import comparison_page
 from attemper.report.explanation import explanation_page
 from attemper.report.run_page import run_page
+from attemper.report.runs import runs_page
 from attemper.results.run import Run
-from tests.report import readings, test_check, test_comparison
+from tests.report import readings, test_check, test_comparison, test_patterns
 from tests.report.conftest import Open
 from tests.support.engine_models import tiny, tokens
 from tests.support.runs import collapsing, written
@@ -27,11 +28,12 @@ async () => (await axe.run(document, { resultTypes: ["violations"] })).violation
 
 
 @pytest.fixture(scope="module")
-def collapse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    folder = tmp_path_factory.mktemp("collapsing") / "run"
-    written(folder, collapsing(250))
-    with attemper.open(folder) as opened:
-        yield opened
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
+    folder = tmp_path_factory.mktemp("collapsing")
+    for name, steps in (("a", 250), ("b", 120)):
+        written(folder / name, collapsing(steps))
+    with attemper.open(folder / "a") as first, attemper.open(folder / "b") as second:
+        yield [first, second]
 
 
 def explained() -> str:
@@ -41,12 +43,14 @@ def explained() -> str:
 
 
 PAGES: dict[str, Callable[[Any], Any]] = {
-    "scan": lambda run: readings.minilm(),
-    "broken": lambda run: readings.encoder_decoder(),
-    "run": run_page,
-    "comparison": lambda run: comparison_page(test_comparison.sharpened().to_dict()),
-    "explanation": lambda run: explained(),
-    "check": lambda run: check_page(test_check.certificate()),
+    "scan": lambda runs: readings.minilm(),
+    "broken": lambda runs: readings.encoder_decoder(),
+    "run": lambda runs: run_page(runs[0]),
+    "comparison": lambda runs: comparison_page(test_comparison.sharpened().to_dict()),
+    "explanation": lambda runs: explained(),
+    "check": lambda runs: check_page(test_check.certificate()),
+    "runs": runs_page,
+    "heads": lambda runs: test_patterns.heads(12, 12),
 }
 
 
@@ -54,8 +58,8 @@ PAGES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.skipif(not FOLDERS, reason="axe-core is not in build/axe: `bash scripts/test.sh --all` installs it there")
 @pytest.mark.parametrize(("locale", "scheme", "width"), [("en", "light", 1440), ("zh-CN", "dark", 390)])
 @pytest.mark.parametrize("kind", PAGES)
-def test_nothing_is_found(open_page: Open, collapse: Run, kind: str, locale: str, scheme: str, width: int) -> None:
-    page = open_page(PAGES[kind](collapse), width=width, locale=locale, color_scheme=scheme)
+def test_nothing_is_found(open_page: Open, runs: list[Run], kind: str, locale: str, scheme: str, width: int) -> None:
+    page = open_page(PAGES[kind](runs), width=width, locale=locale, color_scheme=scheme)
     page.wait_for_timeout(300)
     page.evaluate(FOLDERS[-1].read_text("utf-8"))
     assert page.evaluate(FOUND) == []
