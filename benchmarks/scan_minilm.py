@@ -5,7 +5,8 @@ runs in one process, median of ratios, after checking that both give the same en
 plain forward with PyTorch's SDPA, and the time that PyTorch's matrix products of the linear layers take in both, which
 our threads must not slow down. The models are loaded once, before the clock starts. ``--rows 1 --tokens 16`` shows what
 a scan costs whatever the text's length (``beyond_sdpa_forward_ms``). ``--batches N`` compares a scan of N batches with
-N plain forwards: from the second batch on a scan's passes end behind the last attention.
+N plain forwards: from the second batch on a scan's passes end behind the last attention. Roles of heads are read once a
+scan, on its first text: they are timed apart (``roles_ms``, against the scan without them).
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ def against_plain_forward(batches: list[dict[str, torch.Tensor]], repeats: int) 
         forward(model, batches)
 
     def scan() -> None:
-        attemper.scan(model, batches)
+        attemper.scan(model, batches, roles=False)
 
     pair = minilm.paired(scan, plain, repeats)
     # Passes that end early have fewer products: whole ones tell whether our threads slow PyTorch's down.
-    whole = partial(attemper.scan, model, batches, whole_passes=True)
+    whole = partial(attemper.scan, model, batches, roles=False, whole_passes=True)
+    roles = minilm.paired(partial(attemper.scan, model, batches), scan, repeats)
     products = sorted(product_seconds(whole) / product_seconds(plain) for _ in range(repeats))
     return {
         "sdpa_forward_s": pair["two_s"],
@@ -70,6 +72,10 @@ def against_plain_forward(batches: list[dict[str, torch.Tensor]], repeats: int) 
         "high": pair["ratio_high"],
         "beyond_sdpa_forward_ms": 1e3 * (pair["one_s"] - pair["two_s"]),
         "linear_layers_ratio": products[len(products) // 2],
+        "roles_ms": 1e3 * (roles["one_s"] - roles["two_s"]),
+        "roles_ratio": roles["ratio"],
+        "roles_low": roles["ratio_low"],
+        "roles_high": roles["ratio_high"],
     }
 
 
@@ -94,7 +100,9 @@ def main() -> None:
     if worst > 1e-4:
         sys.exit(f"the two disagree by {worst:.2e} nats: no timing of a wrong result")
     pair = minilm.paired(
-        lambda: attemper.scan(model, batches), lambda: [eager_entropy(model, one) for one in batches], options.repeats
+        lambda: attemper.scan(model, batches, roles=False),
+        lambda: [eager_entropy(model, one) for one in batches],
+        options.repeats,
     )
     plain = [minilm.seconds(lambda: forward(model, batches)) for _ in range(options.repeats)]
     row = {

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from attemper.backends import reference
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.errors import InputError
-from attemper.monitor.exact_weights import MOST_WEIGHTS, head_groups, naming, weights
+from attemper.monitor.exact_weights import head_groups, naming, weights
 from attemper.readings.roles import ROLES, RoleText
 from attemper.text import count
 
 MOST_TOKENS = 256
-"""Of the text, from its first token on."""
+"""Rows of the text that are read, from its first token on."""
+LEAST_TOKENS = 64
+"""Rows that are read whatever it costs; else a head has no more weights than 256 rows of 256 keys have."""
 MOST_REPEATED = 64
 """Random tokens that a text of repeated tokens repeats."""
 Scores = dict[str, tuple[float | None, ...]]
@@ -64,7 +66,7 @@ class RoleReader:
         counted = None if real is None else _of(sequence, real).cpu()
         start = 0 if counted is None or problem.packed else int(counted.int().argmax())
         keys = slice(_last_key(problem, start + MOST_TOKENS, sequence))
-        rows = slice(start, start + max(1, min(MOST_TOKENS, MOST_WEIGHTS // max(keys.stop, 1))))
+        rows = slice(start, start + max(LEAST_TOKENS, min(MOST_TOKENS, MOST_TOKENS**2 // max(keys.stop, 1))))
         own, others = (None if part is None else _of(sequence, part).cpu() for part in ids)
         text = self._places(problem, kind, rows, keys, sequence) | self._tokens(own, others, rows, keys)
         heads = range(problem.query.shape[1]) if heads is None else heads
@@ -127,7 +129,7 @@ def _role_text(found: Tensor, seen: Tensor, counted: Tensor | None, text: Mappin
     if not bool(((mass - 1).abs() < 1e-12).all()):
         p = torch.where(rows, found, 0.0) / torch.where(rows, mass, 1.0)
     visible = seen[:1] if seen.stride(0) == 0 else seen  # the same of every head
-    entropy = -torch.xlogy(p, p).sum(-1) / torch.log(visible.sum(-1).clamp(min=2).double())
+    entropy = -(p * p.clamp_min(1e-300).log()).sum(-1) / torch.log(visible.sum(-1).clamp(min=2).double())
     counts = rows[..., 0] if counted is None else rows[..., 0] & counted
     return RoleText(p, visible, counts, entropy, **text)
 

@@ -88,7 +88,8 @@ def weigh(w: Tensor, value: Tensor, dropout_p: float) -> Tensor:
 def _weights(problem: Problem, s: Tensor, visible: Tensor) -> Tensor:
     if problem.rowwise:
         return rowwise.weights(s, visible, problem.normalizer, problem.number, problem.per_head)
-    return softmax.weights(s, visible) * softmax.share(s, visible, problem.sink)[..., None]
+    w = softmax.weights(s, visible)
+    return w if problem.sink is None else w * softmax.share(s, visible, problem.sink)[..., None]
 
 
 def _within(state: dict[Column, Tensor], dtype: torch.dtype) -> dict[Column, Tensor]:
