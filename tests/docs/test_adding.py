@@ -18,6 +18,7 @@ COUNTED = {
     "A normalizer": 9,
     "A way into a model": 1,
     "An alarm": 1,
+    "A role of heads": 1,
     "A backend": 2,
 }
 """Section -> at most so many files name its example."""
