@@ -56,7 +56,9 @@ REFUSED = {
     r"rooms": "packages",
     r"(?:thereof|therein|whereof|hereby|heretofore|hitherto|whence|wherefrom)": "a common word",
     r"(?:teh|recieve\w*|seperat\w+|occured|lenght|accross|neccessary|dependan\w+|wich|untill|paramter\w*)": "spelling",
-    r"(?:behavior|color|center)(?:s|ed)?|(?:un)?(?:normal|initial|quant)ized|(?:min|max)imiz\w+": "British spelling",
+    r"(?<!-)(?:(?:behavior|color|center)(?:s|ed)?|(?:un)?(?:normal|initial|quant)ized|(?:min|max)imiz\w+)": (
+        "British spelling"
+    ),
 }
 """Phrase -> what to say instead. Grown from sentences that readers had to read twice."""
 _SENTENCE_START = {r"(?:who|whoever) (?!is\b|are\b)\w+s\b[^?]*$": "If you ..."}

@@ -77,7 +77,7 @@ def read_foreign(path: Path, schema: Mapping[Any, Any] | None = None) -> dict[st
 
 
 def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON; a missing value is null")
+    raise ValueError(f"{word} is not a JSON number; write a missing value as null")
 
 
 def _finite(digits: str) -> float:

@@ -212,7 +212,7 @@ def schedule_of(form: object) -> Schedule:
     given = dict(form) if isinstance(form, dict) else {}
     name = given.pop("name", None)
     if not isinstance(name, str) or name not in _FORMS:
-        raise InputError(f"{name!r:.80} is no schedule of attemper.schedules; known are {', '.join(_FORMS)}.")
+        raise InputError(f"{name!r:.80} is not a schedule of attemper.schedules. Known: {', '.join(_FORMS)}.")
     try:
         return _FORMS[name][1](**given)
     except TypeError as error:

@@ -400,7 +400,7 @@ def asked_names(where: str, stats: str | Iterable[str], rowwise: str | None = No
     if rowwise and (refused := [name for name in names if name in OF_SOFTMAX]):
         raise InputError(
             f"{where}(stats=...): {', '.join(refused)} belongs to softmax; normalizer={rowwise!r} has none. Leave "
-            "it out, or pass 'all' for what there is."
+            "it out, or pass 'all' for all that it has."
         )
     return names
 

@@ -156,7 +156,7 @@ def test_memory_and_watch_are_told(command):
 def test_a_watch_has_a_model_of_its_own(command):
     ended = command("--what", "watch", "--shape", "1,2,64,16")
     assert ended.code == 2
-    assert "a watch is timed on a model of its own" in " ".join(ended.err.split())
+    assert "watch is timed on a fixed model" in " ".join(ended.err.split())
 
 
 def test_backward_is_attention_with_its_backward_pass(command):

@@ -106,8 +106,8 @@ def test_mistakes_are_one_line_or_bad_usage(run: Run, checkpoint: Path, words: P
     failed = run("calibrate", "--text", short, "--max-length", 4)
     assert failed.code == 1
     assert "too few batches (3) to tell whether a temperature helps" in failed.err
-    one_line(run("calibrate", "--out", tmp_path / "no" / "found.safetensors"), 1, "is no folder: make it first")
+    one_line(run("calibrate", "--out", tmp_path / "no" / "found.safetensors"), 1, "is not a folder: create it first")
     one_line(run("calibrate", checkpoint, "--fold", tmp_path), 1, "is not empty")
-    one_line(run("calibrate", encoder.folder(), "--text", words), 1, "is no causal language model: its config names")
+    one_line(run("calibrate", encoder.folder(), "--text", words), 1, "is not a causal language model: its config names")
     for wrong in (("--per", "token"), ("--method", "anneal"), ("--fold", tmp_path / "new"), ("--validation", 1.5)):
         assert run("calibrate", *wrong).code == 2

@@ -101,7 +101,7 @@ def test_two_models_are_scanned_on_one_text_and_a_file_stands_beside_a_model(com
     ("arguments", "message"),
     [
         (("before.json", "after.json", "--sort", "max_logits"), "Did you mean 'max_logit'?"),
-        (("before.json", "after.json", "--text", "x.txt"), "both A and B are files of a scan that is done"),
+        (("before.json", "after.json", "--text", "x.txt"), "both A and B are files or runs"),
         (("before.json",), "Missing argument 'B'"),
         (("before.json", "after.json", "--top", "0"), "--top"),
         (("before.json", "after.json", "--backend", "fast"), "backend must be 'auto' or one of"),
@@ -117,7 +117,7 @@ def test_bad_usage_ends_with_2(compared: Run, files, monkeypatch: pytest.MonkeyP
 def test_a_file_that_is_not_there_or_no_scan_is_named_in_one_line(compared: Run, files, tmp_path: Path):
     code, out, err = compared(files[0], tmp_path / "missing.json")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "One is written by `attemper scan MODEL --json > FILE.json`" in err
+    assert "Write one with `attemper scan MODEL --json > FILE.json`" in err
     (tmp_path / "text.json").write_text("[1]")
     code, out, err = compared(files[0], tmp_path / "text.json")
     assert (code, out, err.count("\n")) == (1, "", 1)
@@ -132,7 +132,7 @@ def test_the_content_of_a_file_says_what_it_is_and_not_its_name(compared: Run, f
     one, other = (path.rename(path.with_suffix(".safetensors")) for path in files)
     assert compared(one, other)[0] == 0
     asked = compared(one, other, "--explain")
-    assert "is no fingerprint: --explain reads what `attemper fingerprint` wrote" in asked.err
+    assert "is not a fingerprint: --explain reads models and files of `attemper fingerprint`" in asked.err
     weights = tmp_path / "weights.safetensors"
     save_file({"w": torch.zeros(2)}, weights)
     code, out, err = compared(one, weights)

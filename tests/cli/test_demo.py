@@ -122,7 +122,7 @@ def test_an_interrupt_ends_it_with_a_line_that_names_the_run(trained: Run, monke
     monkeypatch.setattr(demo, "Progress", interrupted)
     code, out, err = trained("--store", "mine")
     assert (code, out) == (130, "")
-    assert "attemper: interrupted; what was seen so far is in mine: attemper show mine" in err
+    assert "attemper: interrupted; the samples so far are in mine: attemper show mine" in err
     assert attemper.open("mine").steps.tolist() == [0]
 
 
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_it_with_a_line_that_names_the_run(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert "attemper: interrupted; what was seen so far is in run" in err
+    assert "attemper: interrupted; the samples so far are in run" in err
     steps = attemper.open(tmp_path / "run").steps.tolist()
     assert steps == list(range(0, len(steps) * 5, 5))
     assert len(steps) >= 8

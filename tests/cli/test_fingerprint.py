@@ -70,7 +70,7 @@ def test_mistakes_are_told(run: Run, pair: tuple[Path, Path], tmp_path: Path):
     code, _, err = run("fingerprint", "--out", tmp_path / "x.safetensors", "--heads", "0-3")
     assert (code, "expected numbers: 0,4" in err) == (2, True)
     code, _, err = run("fingerprint", "--from", tmp_path / "gone", "--out", tmp_path / "x.safetensors")
-    assert (code, "is no folder" in err) == (1, True)
+    assert (code, "is not a folder" in err) == (1, True)
     code, _, err = run("compare", *pair)
     assert (code, "--explain` reads it" in err) == (1, True)
     code, _, err = run("compare", *pair, "--explain", "--sort", "normalized_entropy")

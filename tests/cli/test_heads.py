@@ -52,7 +52,7 @@ def test_the_list_fits_its_terminal_and_cuts_no_number(scanned: Run, columns: in
     assert "4 of 72 heads, smallest entropy_nats first" in " ".join(out.split())
     least = sorted(head.entropy_nats for head in readings.minilm().heads if head.entropy_nats is not None)[:4]
     assert all(f"{value:.5g}" in out for value in least)
-    assert "without --sort and --top" in out  # the reading has alarms, which a list leaves out
+    assert "leave out --sort and --top" in out  # the reading has alarms, which a list leaves out
 
 
 def test_csv_has_a_row_for_each_head_with_every_digit(scanned: Run):
@@ -88,8 +88,8 @@ def test_csv_goes_into_a_file_in_the_order_asked_for_beside_the_json(scanned: Ru
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--csv", "-", "--json"), "prints to stdout, as --json does"),
-        (("--sort", "max_logit", "--json"), "the document of --json is in the order of the model"),
+        (("--csv", "-", "--json"), "prints to stdout, and so does --json"),
+        (("--sort", "max_logit", "--json"), "not --json, which keeps the order of the model"),
         (("--sort", "entropy"), "Did you mean 'entropy_nats'?"),
         (("--top", "0"), "--top"),
     ],

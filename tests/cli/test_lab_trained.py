@@ -52,8 +52,8 @@ def test_options_reach_the_training_and_progress_goes_to_stderr(command, asked: 
     assert json.loads(ended.out)["tables"][0]["rows"] == [[1.5]]
     told, kept, done = ended.err.splitlines()
     assert "training in which attention collapses" in told
-    assert "with --quick, which is no result" in told
-    assert kept == f"runs are kept in {tmp_path}: stopped with Ctrl-C, it goes on when called again"
+    assert "with --quick; its numbers mean nothing" in told
+    assert kept == f"runs are kept in {tmp_path}: after Ctrl-C, the same command continues"
     assert done == "1 of 1: done"
 
 
@@ -72,8 +72,7 @@ def test_an_interrupted_training_says_how_to_go_on(command, monkeypatch: pytest.
     assert (ended.code, ended.out) == (130, "")
     assert "about half an hour" in ended.err.splitlines()[0]
     assert ended.err.splitlines()[-1] == (
-        "attemper: interrupted; runs that are done are in lab-runs/collapse: call the same command again, and it goes "
-        "on from there."
+        "attemper: interrupted; finished runs are in lab-runs/collapse: run the same command again to continue."
     )
     short = command("scaling")
     assert short.code == 130
@@ -127,8 +126,8 @@ except Told:
         (("scaling", "--workers", "2"), "scaling has no --workers"),
         (("scaling", "--quick"), "scaling has no --quick"),
         (("scaling", "--results", "x.json"), "scaling has no --results"),
-        (("collapse", "--seed", "3"), "collapse runs over several seeds: take --seeds."),
-        (("collapse", "--results", "x.json", "--steps", "3"), "results that are there are shown; nothing else fits."),
+        (("collapse", "--seed", "3"), "collapse runs over several seeds: use --seeds."),
+        (("collapse", "--results", "x.json", "--steps", "3"), "shows finished results: leave out the other options."),
         (("collapse", "--workers", "0"), "Invalid value for '--workers'"),
     ],
 )
@@ -142,7 +141,7 @@ def test_options_that_would_do_nothing_are_bad_usage(command, asked: dict[str, A
 def test_results_that_are_there_are_shown_and_others_refused(command, asked: dict[str, Any], tmp_path: Path):
     missing = command("collapse", "--results", tmp_path / "none.json")
     assert (missing.code, missing.out) == (1, "")
-    assert "is no file of results" in missing.err
+    assert "is not a results file" in missing.err
     (tmp_path / "other.json").write_text('{"schema": 1, "experiment": "length"}')
     other = command("collapse", "--results", tmp_path / "other.json")
     assert other.code == 1

@@ -91,7 +91,7 @@ def test_a_terminal_is_told_that_the_hub_is_asked(
     monkeypatch.setenv("HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     process.import_for("organisation/model-of-nobody")
-    told = capsys.readouterr().err.startswith("organisation/model-of-nobody is no folder here: looking for it")
+    told = capsys.readouterr().err.startswith("organisation/model-of-nobody is not a folder here: looking for it")
     assert told == (terminal and offline == "0")
 
 

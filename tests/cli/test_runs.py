@@ -444,7 +444,7 @@ def test_delete_asks_first_and_takes_only_a_run(command: Run, folder: Path) -> N
         (("show", "a", "--statistic", "entrpy"), "Did you mean 'entropy'?"),
         (("show", "a", "--statistic", "gini"), "statistic 'gini' is not in the run 'warm-up'."),
         (("compare", "a@7000", "a"), "step 7000 has no sample. The nearest is 599."),
-        (("compare", "a", "typo"), "typo is no file and no run here, so it was taken for a model: typo is "),
+        (("compare", "a", "typo"), "typo is neither a file nor a run here, so it was read as a model: typo is "),
         (("compare", "a@last", "a"), "a step is a whole number, such as a@1000."),
         (("watch", "c"), "not a file of an attemper run"),
         (("export", "c"), "not a file of an attemper run"),

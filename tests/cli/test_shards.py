@@ -72,8 +72,7 @@ def test_merging_names_what_is_missing_and_writes_what_merges_again(run: Run, te
     refused = run("merge", parts)
     assert (refused.code, refused.out) == (1, "")
     assert refused.err == (
-        "attemper: 1 of 3 shards is missing: 1/3. "
-        "Scan them with --shard, or merge what is there with --allow-missing.\n"
+        "attemper: 1 of 3 shards is missing: 1/3. Scan them with --shard, or merge the others with --allow-missing.\n"
     )
     ended = run("merge", parts, "--allow-missing", "--out", some, "--html", tmp_path / "page.html")
     assert ended.code == 0
@@ -108,9 +107,9 @@ def test_merge_loads_no_torch(run: Run, texts: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--texts", "TEXTS", "--text", "TEXTS"), "is many texts, and --text one"),
-        (("--shard", "0/2"), "is of no use without --texts"),
-        (("--workers", "2"), "is of no use without --texts"),
+        (("--texts", "TEXTS", "--text", "TEXTS"), "reads many texts and --text reads one"),
+        (("--shard", "0/2"), "needs --texts, which names many texts"),
+        (("--workers", "2"), "needs --texts, which names many texts"),
         (("--texts", "none.txt"), "there is no file or folder none.txt"),
         (("--texts", "TEXTS", "--field", "body", "--out", "EMPTY.txt/a"), "no parts can be kept in"),
         (("--texts", "EMPTY.txt"), "EMPTY.txt holds no text: every line or record is blank"),
@@ -119,7 +118,7 @@ def test_merge_loads_no_torch(run: Run, texts: Path, tmp_path: Path):
         (("--texts", "TEXTS", "--shard", "one", "--out", "parts"), "'one' is not I/N"),
         (("--texts", "TEXTS", "--shard", "0/2"), "needs --out FOLDER, where its part goes"),
         (("--texts", "TEXTS", "--shard", "0/2", "--out", "parts", "--workers", "2"), "is one of several that other"),
-        (("--texts", "TEXTS", "--shard", "0/2", "--out", "parts", "--json"), "is of the whole, and this process"),
+        (("--texts", "TEXTS", "--shard", "0/2", "--out", "parts", "--json"), "needs all shards, and this process"),
     ],
 )  # fmt: skip
 def test_bad_usage_is_told_before_a_model_is_loaded(

@@ -301,7 +301,7 @@ def test_a_saved_calibration_is_read_back_equal(tmp_path: Path):
     found = made({"layers.0": (0.123456789012345, 2.0), "layers.1": (1.0, 3.0)})
     assert Calibration.load(found.save(tmp_path)) == found
     assert Calibration.load(found.save(tmp_path / "own.safetensors")) == found
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         Calibration.load(tmp_path / "missing.safetensors")
     handle = attemper.temper(One())
     handle.save(tmp_path / "other.safetensors")

@@ -72,7 +72,7 @@ def test_a_thermostat_names_the_site_that_never_ran_and_only_that():
 def test_a_second_thermostat_on_the_same_sites_is_refused_until_the_first_is_closed():
     model = small()
     first = attemper.Thermostat(model, target_entropy=1.0, sites=["blocks.0.attention"])
-    with pytest.raises(InputError, match=r"another Thermostat holds blocks\.0\.attention"):
+    with pytest.raises(InputError, match=r"another Thermostat controls blocks\.0\.attention"):
         attemper.Thermostat(model, target_entropy=1.0)
     attemper.Thermostat(model, target_entropy=1.0, sites=["blocks.1.attention"]).remove()
     first.remove()

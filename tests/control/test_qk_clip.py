@@ -251,7 +251,7 @@ def test_heads_that_are_given_or_seen_must_be_those_of_the_projection():
             QKClip(model, heads=dict([heads]))
     with pytest.raises(InputError, match=r"names 'layers.0', which holds no attention .* They are: layers.1"):
         QKClip(model, heads={"layers.0": 4}, sites="layers.1")
-    with pytest.raises(InputError, match="heads=4 is of no use: no attention is found whose projections are known"):
+    with pytest.raises(InputError, match="heads=4 has no effect: no attention here has known projections"):
         QKClip(nn.Linear(2, 2), heads=4)
     with pytest.raises(
         InputError, match="Plain: its queries, keys and values of 96 are no multiple of the heads of all three, 33"

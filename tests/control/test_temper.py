@@ -281,7 +281,7 @@ MISTAKES = [
     ({"temperature": "hot"}, "must be a number above 0"),
     ({"temperature": nn.Linear(2, 2)}, "module of attemper.nn"),
     ({"temperature": [1.0]}, "has 1 entry and the model 2"),
-    ({"temperature": {"blocks.7": 2.0}}, "no attention site"),
+    ({"temperature": {"blocks.7": 2.0}}, "not an attention site"),
     ({"sites": ["blocks.7"]}, "matches no attention"),
     ({"sites": 3}, "must be a list"),
     ({"normalizer": "entmin"}, "normalizer"),

@@ -260,7 +260,7 @@ def test_a_pipeline_of_data_parallel_ranks_writes_a_fragment_a_stage(
 
 @SLOW
 def test_data_parallel_ranks_are_told_by_wrappers_and_by_names_of_meshes(of_four: list[dict[str, Any]]) -> None:
-    everybody, unknown = [0, 1, 2, 3], "The data-parallel ranks of Model cannot be told: "
+    everybody, unknown = [0, 1, 2, 3], "The data-parallel ranks of Model are unknown: "
     for rank, found in enumerate(of(of_four, "groups")):
         for case in ("plain", "ddp", "inside", "fsdp2 without names", "hsdp", "hsdp x tp of 1", "flat without cp"):
             assert found[case] == everybody, case

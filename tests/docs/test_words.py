@@ -58,6 +58,7 @@ def test_a_phrase_that_must_be_read_twice_is_found(sentence: str, phrase: str) -
         "The largest logit is no longer stored. It is no larger than 10.",
         "The person who runs the job sees one line.",
         "Say what was wrong, and what that costs.",
+        "Compile it with -Wno-maybe-uninitialized.",
     ],
 )
 def test_plain_english_passes(sentence: str) -> None:

@@ -128,7 +128,7 @@ def test_features_in_the_order_of_the_other_pairing_are_rotary(precision: str, r
 def test_groups_of_keys_in_another_order_are_named():
     found, _ = both_ways("llama", "float32", lambda model: reordered_groups(model, [1], "kv"))
     assert (found.kind, found.site) == ("head_order", "layers.1.self_attn")
-    assert "the keys of run b are those of heads 1, 0 of run a" in found.message
+    assert "the keys of run b are the keys of heads 1, 0 of run a" in found.message
 
 
 def test_weights_that_a_file_does_not_keep_are_told_by_queries_and_keys_alone():
@@ -167,7 +167,7 @@ def test_a_layer_that_stands_twice_is_named_both_ways():
 
     found, back = both_ways("llama", "float32", lambda model: rewritten(model, lambda: edit(model)))
     assert (found.kind, found.site) == ("order_of_layers", "layers.2.self_attn"), found.message
-    assert "are those of layers.1.self_attn in the other run" in found.message
+    assert "equal those of layers.1.self_attn in the other run" in found.message
     assert "of run a are those" in back.message
 
 

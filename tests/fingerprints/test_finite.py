@@ -68,7 +68,7 @@ def test_one_weight_that_is_not_finite_is_a_fault_at_its_site(architecture, weig
         assert all(one.times.get(stage) is None for one in levels(*pair) if one.site == site)
     both = attemper.explain(b, b)
     assert (both.kind, both.value) == ("too_small", None)
-    assert "the same ones: whether they differ cannot be told" in both.message
+    assert "at the same places: from here on, differences cannot be seen" in both.message
 
 
 @pytest.mark.quick("nan", "final-scores-inf")

@@ -270,7 +270,7 @@ def test_a_class_of_the_users_own_is_named_when_saved_and_refused_when_loaded(tm
     attemper.temper(model, temperature=Own(), sites=["model.layers.0"])
     with pytest.warns(UserWarning, match="a Own is a class of yours"):
         model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="None is no temperature or normalizer of attemper"):
+    with pytest.raises(InputError, match="None is not a temperature or normalizer of attemper"):
         attemper.load(tmp_path)
 
 

@@ -44,10 +44,10 @@ def nested(depth: int) -> Any:
 
 
 HOSTILE: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "code by name": (lambda d: with_site(d, [{"kind": "os.system", "floor": "true"}]), "'os.system' is no temperature"),
-    "a class of python": (lambda d: with_site(d, [{"kind": "__class__"}]), "'__class__' is no temperature"),
-    "a module of attemper.nn": (lambda d: with_site(d, [{"kind": "MultiheadAttention"}]), "is no temperature"),
-    "a kind of no name": (lambda d: with_site(d, [{"kind": ["TopK"]}]), "is no temperature or normalizer"),
+    "code by name": (lambda d: with_site(d, [{"kind": "os.system", "floor": "true"}]), "'os.system' is not a temper"),
+    "a class of python": (lambda d: with_site(d, [{"kind": "__class__"}]), "'__class__' is not a temperature"),
+    "a module of attemper.nn": (lambda d: with_site(d, [{"kind": "MultiheadAttention"}]), "is not a temperature"),
+    "a kind of no name": (lambda d: with_site(d, [{"kind": ["TopK"]}]), "is not a temperature or normalizer"),
     "another option": (lambda d: with_site(d, [LEARNED | {"forward": "x"}]), "with the options .*'forward'.* is not"),
     "a missing option": (lambda d: with_site(d, [{"kind": "LearnedTemperature"}]), "cannot be made of"),
     "an option of another type": (lambda d: with_site(d, [LEARNED | {"floor": "low"}]), "LearnedTemperature"),
@@ -58,14 +58,14 @@ HOSTILE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "many keys": (lambda d: with_site(d, [LEARNED], {"kind": "TopK", "k": -3}), "k"),
     "a schedule by name": (
         lambda d: with_site(d, [{"kind": "ScheduledTemperature", "total_steps": 5, "schedule": {"name": "eval"}}]),
-        "'eval' is no schedule",
+        "'eval' is not a schedule",
     ),
     "a site that is none": (lambda d: d | {"sites": {"nowhere": d["sites"][SITE]}}, "nowhere"),
     "sites that are none": (lambda d: d | {"sites": {SITE: []}}, "is damaged"),
     "no sites": (lambda d: d | {"sites": {}}, "is damaged"),
     "another version": (lambda d: d | {"version": 99}, "it says .*99"),
     "a list": (lambda d: [d], "no description of a tempered model"),
-    "infinity": (lambda d: with_site(d, [LEARNED | {"ceiling": float("inf")}]), "Infinity is no number of JSON"),
+    "infinity": (lambda d: with_site(d, [LEARNED | {"ceiling": float("inf")}]), "Infinity is not a JSON number"),
 }  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_files_that_contradict_each_other_are_told(tmp_path: Path, run: Run):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"attemper": {}}))
     (tmp_path / "attemper.safetensors").unlink()
-    with pytest.raises(InputError, match=r"attemper\.safetensors is no file"):
+    with pytest.raises(InputError, match=r"attemper\.safetensors is not a file"):
         attemper.load(tmp_path)
 
 

@@ -40,7 +40,7 @@ CAUSES: dict[str, tuple[Exception, tuple[str, ...]]] = {
     ),
     "impossible name": (
         raised("HFValidationError", "Repo id must use alphanumeric chars"),
-        ("no model on the Hugging Face hub can have this name", "organisation/model"),
+        ("not a valid name of a model on the Hugging Face hub", "organisation/model"),
     ),
     "no network": (
         raised("LocalEntryNotFoundError", "cannot find", "We couldn't connect to 'https://huggingface.co'"),
@@ -56,7 +56,7 @@ CAUSES: dict[str, tuple[Exception, tuple[str, ...]]] = {
     ),
     "code of its own": (
         ValueError("The repository contains custom code which must be executed. Please pass trust_remote_code=True"),
-        ("needs code of its own (auto_map", "trust_remote_code=True", "attemper.scan(model, batches)"),
+        ("needs custom code (auto_map", "trust_remote_code=True", "attemper.scan(model, batches)"),
     ),
     "unknown architecture": (
         ValueError("model type `new` but Transformers does not recognize this architecture."),
@@ -151,7 +151,7 @@ def test_a_folder_with_code_of_its_own_is_refused_and_not_run(tmp_path: Path):
     config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
     folder = folder_of(tmp_path / "own", "model.safetensors", config=config)
     (tmp_path / "own" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(InputError, match=r"needs code of its own \(auto_map in its config\.json\)"):
+    with pytest.raises(InputError, match=r"needs custom code \(auto_map in its config\.json\)"):
         pretrained.load(folder)
     assert not (tmp_path / "ran").exists()
 

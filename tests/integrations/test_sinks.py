@@ -85,8 +85,8 @@ def test_missing_and_infinite_values_are_left_out_and_nothing_is_sent_for_none()
 @pytest.mark.parametrize(
     ("tracker", "message"),
     [
-        (3, r"int is no tracker that is known here\. Accepted: something with \.log_metrics\(dict, step=\)"),
-        (logging.getLogger("x"), r"Logger is no tracker that is known here.*\.add_scalar\(name, value, step\)"),
+        (3, r"int is not a known tracker\. Accepted: something with \.log_metrics\(dict, step=\)"),
+        (logging.getLogger("x"), r"Logger is not a known tracker.*\.add_scalar\(name, value, step\)"),
         (SimpleNamespace(log=lambda name, value: None), r"no tracker.*\.track\(value, name=, step=\).*or a function"),
         (lambda values: None, "function is no tracker"),
         (AddScalar, "AddScalar is a class. Pass an instance of it"),

@@ -133,5 +133,5 @@ def test_rows_of_parquet(tmp_path: Path):
         texts(path, field="more")
     with pytest.raises(InputError, match=r"^a\.parquet has no column 'test'\. It has text, more"):
         texts(path, field="test")
-    with pytest.raises(InputError, match=r"^b\.parquet is no Parquet file"):
+    with pytest.raises(InputError, match=r"^b\.parquet cannot be read as a Parquet file"):
         texts(write(tmp_path / "b.parquet", b"PAR1 no"))

@@ -322,7 +322,7 @@ def test_a_compiled_model_is_watched_without_a_word(tmp_path: Path) -> None:
         ({"observe": "aside"}, "must be one of 'auto', 'beside', 'shadow', 'replace'"),
         ({"stats": ["sharpness"]}, "stats must be one of 'entropy_nats'"),
         ({"trackers": print}, "trackers must be a list, got builtin_function_or_method"),
-        ({"trackers": [3]}, "int is no tracker that is known here"),
+        ({"trackers": [3]}, "int is not a known tracker"),
         ({"picture_every": 0}, "picture_every must be an int of at least 1, or None for no pictures, got 0"),
         ({"max_keys": 0}, "max_keys must be an int of at least 1"),
         ({"on_alarm": 3}, "on_alarm must be a function of an Alarm, got int"),

@@ -465,7 +465,7 @@ def test_another_model_in_the_same_folder_is_told_once_and_nothing_is_lost(
     told = [record.getMessage() for record in caplog.records if "another model" in record.getMessage()]
     assert len(told) == 1
     assert f"run holds a run of another model: {type(first).__name__} with 2 sites and 8 heads, up to step 4" in told[0]
-    assert "Give each run a folder of its own" in told[0]
+    assert "Give each run a separate folder" in told[0]
     assert len(watch.run.segments) == 2
     with sqlite3.connect(tmp_path / "run" / "fragment-0.sqlite") as file:
         assert file.execute("SELECT count(*) FROM sample").fetchone() == (8,)

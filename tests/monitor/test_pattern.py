@@ -372,7 +372,7 @@ def test_a_site_that_was_skipped_is_refused_with_its_reason() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.seen(x, x, x)[0] + self.skipped(x, x, x)[0]
 
-    with pytest.raises(InputError, match=r"site='skipped'\): it was not measured: it adds keys of its own"):
+    with pytest.raises(InputError, match=r"site='skipped'\): it was not measured: it adds extra keys"):
         attemper.pattern(Biased(), torch.randn(4, 1, 8), site="skipped", head=0)
 
 

@@ -113,7 +113,7 @@ class HalfRead(nn.Module):
 def test_what_could_not_be_read_is_told_beside_the_others() -> None:
     found = attemper.pattern(HalfRead(), torch.randn(4, 1, 8))
     assert {one.site for one in found} == {"seen"}
-    assert [(one.name, "keys of its own" in one.reason) for one in found.skipped] == [("lost", True)]
+    assert [(one.name, "extra keys" in one.reason) for one in found.skipped] == [("lost", True)]
     with pytest.raises(InputError, match="pattern saw no attention in Linear"):
         attemper.pattern(nn.Linear(2, 2), torch.zeros(1, 2))
 

@@ -167,7 +167,7 @@ def test_padding_that_cannot_be_told_makes_the_site_skipped() -> None:
     mask[1, 5:] = 0
     with attemper.watch(model) as watch:
         model(x, attention_mask=mask)
-    with pytest.raises(attemper.InputError, match=r"padding of its queries cannot be told under a mask of \[2, 8\]"):
+    with pytest.raises(attemper.InputError, match=r"padding of its queries is unknown under a mask of \[2, 8\]"):
         watch.table()
 
 

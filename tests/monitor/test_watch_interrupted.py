@@ -161,7 +161,7 @@ def test_padding_that_a_compiled_encoder_decoder_does_not_tell_makes_its_sites_s
     mask[1, 7:] = 0
     with attemper.watch(compiled) as watch, torch.no_grad():
         compiled(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
-    with pytest.raises(InputError, match="padding of its queries cannot be told"):
+    with pytest.raises(InputError, match="padding of its queries is unknown"):
         watch.table()
 
 

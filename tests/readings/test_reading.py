@@ -116,7 +116,7 @@ def test_a_field_of_another_type_is_told_with_its_place(name: str, value: Any, m
         ("", r"the file '' cannot be read"),
         ("x" * 5000, r"cannot be read: File name too long"),
         ("{", r"this text is not JSON: "),
-        ('{"schema": NaN}', r"this text is not JSON: NaN is no number of JSON"),
+        ('{"schema": NaN}', r"this text is not JSON: NaN is not a JSON number"),
         ("{" + '"a":{' * 100_000, r"this text is not JSON: "),
     ],
 )

@@ -111,7 +111,7 @@ def test_every_layer_is_read_exactly_or_named_with_its_kind(
 
 def _cannot_tell(name: str) -> Callable[[attemper.Scan], bool]:
     """Whether a reading skips this site because its keys are not tokens (DeepSeek V4's compressed ones)."""
-    reason = "padding of its queries cannot be told"
+    reason = "padding of its queries is unknown"
     return lambda scan: any(skip.name == name and skip.reason.startswith(reason) for skip in scan.skipped)
 
 

@@ -260,7 +260,7 @@ def test_what_flash_attn_is_told_beside_that_makes_the_call_skipped_by_name(
 @pytest.mark.parametrize(
     ("name", "tensors", "options", "why"),
     [
-        ("flash_attn_with_kvcache", (QUERY, KEY, VALUE), {}, "reads and writes a cache of its own"),
+        ("flash_attn_with_kvcache", (QUERY, KEY, VALUE), {}, "reads and writes an internal cache"),
         ("flash_attn_varlen_func", (*FLAT, STARTS_Q, STARTS_K, 5, 9), {"block_table": STARTS_Q}, "reads a paged cache"),
         ("memory_efficient_attention", (QUERY, KEY, VALUE), {"attn_bias": object()}, "its xformers mask is a object"),
         ("memory_efficient_attention", (QUERY[:, :, None], KEY, VALUE), {}, "grouped heads"),
@@ -405,14 +405,14 @@ def test_a_cache_that_torchs_varlen_attention_reads_is_skipped_by_name(
     tensors = [part[:5] for part in FLAT] if starts is None else FLAT
     first = torch.tensor([0, 5], dtype=torch.int32) if starts is None else STARTS_Q
     found = reason(Caller(varlen, "varlen_attn", **options), *tensors, first, starts, 5, 9)
-    assert "reads a cache of its own" in found
+    assert "reads an internal cache" in found
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_a_score_rule_of_flex_attention_is_skipped_by_name() -> None:
     heads_first = [part.transpose(1, 2) for part in (QUERY, KEY, VALUE)]
     model = Caller(flex, "flex_attention", score_mod=lambda score, b, h, i, j: score + i - j)
-    assert "changes scores by a score_mod of its own" in reason(model, *heads_first)
+    assert "changes scores by a custom score_mod" in reason(model, *heads_first)
 
 
 class DotProductAttention(nn.Module):

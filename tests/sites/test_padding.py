@@ -109,7 +109,7 @@ def test_a_bool_mask_that_no_call_explains_makes_the_site_skipped() -> None:
             return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True)
 
     for mask in (REAL, ~REAL):
-        with pytest.raises(attemper.InputError, match="padding of its queries cannot be told"):
+        with pytest.raises(attemper.InputError, match="padding of its queries is unknown"):
             watched(Causal(), torch.randn(2, 7, 32), mask)
     for mask in (torch.ones_like(REAL), torch.zeros_like(REAL)):
         assert watched(Causal(), torch.randn(2, 7, 32), mask).sites[0].heads[0].rows == 14

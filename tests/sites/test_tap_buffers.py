@@ -278,7 +278,7 @@ def test_two_watched_models_whose_taps_have_one_name_are_not_mixed() -> None:
             runs[1](x)
         with pytest.warns(UserWarning, match="first: two models have a tap of this name"):
             two.step()
-        with pytest.raises(InputError, match="first: two models have a tap of this name: give the taps of each"):
+        with pytest.raises(InputError, match="first: two models have a tap of this name: give each model"):
             two.table()
         runs[0](x + 1)
         one.step()

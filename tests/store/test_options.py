@@ -113,4 +113,4 @@ def test_the_warning_says_what_stood_there_and_what_to_do():
     said = earlier().difference("Other", sites(1), MODULES, 0) or ""
     assert said.startswith(" holds a run of another model: Tiny with 2 sites and 6 heads, up to step 9. ")
     assert "This one is of Other with 1 site and 3 heads." in said
-    assert "Give each run a folder of its own" in said
+    assert "Give each run a separate folder" in said

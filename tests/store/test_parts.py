@@ -189,7 +189,7 @@ def test_a_foreign_part_and_one_of_a_newer_version_are_told(where):
     target, (name,) = open_target(where), named(where)
     table = pq.read_table(io.BytesIO(target.read(name)))
     for metadata, message in [
-        ({}, "is no part of an attemper run"),
+        ({}, "is not part of an attemper run"),
         ({parts.KEY: b'{"version": 3}'}, "was written by a newer attemper: its version is 3"),
     ]:
         file = io.BytesIO()
@@ -249,5 +249,5 @@ def test_numbers_of_every_step_are_published_and_put_together_again(where):
 def test_a_damaged_part_of_numbers_is_told(tmp_path):
     target = FolderTarget(tmp_path)
     target.write("fragment-0-0000000000000001-000000000.scalars", b"nothing")
-    with pytest.raises(InputError, match="is no part of a run, or damaged"):
+    with pytest.raises(InputError, match="is not part of a run, or is damaged"):
         parts.restore(target, 0)

@@ -376,7 +376,7 @@ def _check_mergeable(one: AttentionStats, two: AttentionStats) -> None:
     if "first_token_mass" in one.names and keys < first_tokens:
         raise InputError(
             f"merge: the keys of the first part are fewer ({keys}) than first_tokens={first_tokens}: "
-            "first_token_mass cannot be told. Make the first part longer or leave the statistic out."
+            "first_token_mass cannot be computed. Make the first part longer or leave the statistic out."
         )
 
 

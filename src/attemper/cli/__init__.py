@@ -38,20 +38,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("scan", short_help="Entropy and logit size of every head of a model.")(scan)
-app.command("merge", short_help="Parts of a scan as one reading.")(merge)
-app.command("compare", short_help="What differs between two models, scans or runs, by head.")(compare)
-app.command("pattern", short_help="Every head on one text, as a page to look at.")(pattern)
-app.command("check", short_help="Whether every token sees exactly what it should.")(check)
-app.command("fingerprint", short_help="Keep what attention does with a text, to compare elsewhere.")(fingerprint)
-app.command("runs", short_help="The stored runs below a folder.")(runs)
-app.command("show", short_help="A run at a glance: layers over its steps, heads, alarms.")(show)
-app.command("watch", short_help="Follow a run in the terminal while it is written.")(watch)
-app.command("report", short_help="A run as a page to look at: one HTML file, offline.")(report)
-app.command("export", short_help="A run as one file for other programs.")(export)
-app.command("calibrate", short_help="Temperatures that minimise a model's loss on a text.")(calibrate)
+app.command("scan", short_help="Measure entropy and largest logit of every head of a model.")(scan)
+app.command("merge", short_help="Merge the parts of a scan into one reading.")(merge)
+app.command("compare", short_help="Compare two models, scans or runs, head by head.")(compare)
+app.command("pattern", short_help="Write every head on one text as an HTML page.")(pattern)
+app.command("check", short_help="Check that every token sees exactly what it should.")(check)
+app.command("fingerprint", short_help="Record what attention does with a text, to compare elsewhere.")(fingerprint)
+app.command("runs", short_help="List the stored runs below a folder.")(runs)
+app.command("show", short_help="Show a run at a glance: layers, heads and alarms.")(show)
+app.command("watch", short_help="Follow a run in the terminal while it trains.")(watch)
+app.command("report", short_help="Write a run as one HTML page that opens offline.")(report)
+app.command("export", short_help="Export a run as one file for other programs.")(export)
+app.command("calibrate", short_help="Find temperatures that minimise a model's loss on a text.")(calibrate)
 app.command("demo", short_help="Train a small model and watch every head of it.")(demo)
-app.command("lab", short_help="Small experiments: why attention is scaled, and temperature.")(lab)
+app.command("lab", short_help="Run small experiments on scaling and temperature.")(lab)
 app.command("bench", short_help="Time attention with every statistic on this CPU.")(bench)
 app.command("doctor")(doctor)
 
@@ -70,7 +70,7 @@ def about(
 
 
 def main() -> NoReturn:
-    """The ``attemper`` command, for a program of yours: an error of the user's is one line on stderr, not a traceback.
+    """Runs the ``attemper`` command inside your program. A user error is one line on stderr, not a traceback.
 
     Raises:
         SystemExit: always, with the exit code.
@@ -79,7 +79,7 @@ def main() -> NoReturn:
 
 
 def program() -> NoReturn:
-    """The ``attemper`` command as a process of its own, which ends with it."""
+    """Runs the ``attemper`` command and ends the process with its exit code."""
     leave(_code())
 
 

@@ -30,23 +30,29 @@ TEXT = Path(__file__).parent.parent / "lab" / "text.txt"
 TextModel = Annotated[
     str | None,
     typer.Argument(
-        help="Folder or hub id of a transformers model that reads text. Without it, the small byte-level language "
+        help="Folder or hub id of a transformers model that reads text. By default, the small byte-level language "
         "model that ships."
     ),
 ]
 Text = Annotated[
-    str | None, typer.Option(help="File to read, or - for standard input. Without it, the text that ships.")
+    str | None, typer.Option(help="File to read, or - for standard input. By default, the text that ships.")
 ]
 MaxLength = Annotated[
-    int | None, typer.Option(min=1, help="Tokens in a window; a longer text is read in consecutive windows.")
+    int | None,
+    typer.Option(
+        min=1, help="Tokens per window. By default, the model's context. A longer text becomes several windows."
+    ),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Windows at a time.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
 Device = Annotated[
     str,
-    typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; auto: GPUs, memory, disk, as far as each has room; disk."),
+    typer.Option(
+        help="Where to run: cpu, cuda, cuda:1 or mps. auto fills GPUs, then memory, then disk. disk keeps all weights "
+        "on disk."
+    ),
 ]
 Weights = Annotated[Dtype, typer.Option(help="Type of the weights.")]
-BackendName = Annotated[str, typer.Option(help="auto, or one that `attemper doctor` lists.")]
+BackendName = Annotated[str, typer.Option(help="Attention backend: auto, or a name that `attemper doctor` lists.")]
 
 
 @dataclass(frozen=True)

@@ -54,33 +54,39 @@ def bench(
     what: Annotated[
         What,
         typer.Option(
-            help="attention, or with its backward pass; other normalizers than softmax beside it; what a watch costs a "
-            "training step; or peak memory."
+            help="What to time: attention, its backward pass (backward), other normalizers than softmax, or a watched "
+            "training step (watch). memory prints peak memory."
         ),
     ] = What.attention,
     shape: Annotated[
         list[str] | None,
         typer.Option(
             metavar="B,H,N,D",
-            help="Batch, heads, tokens, head size; or B,H,G,Q,K,D with G key heads. Repeatable; three without it.",
+            help="Batch, heads, tokens, head size; or B,H,G,Q,K,D with G key heads. Repeatable. Default: three shapes.",
         ),
     ] = None,
-    mode: Annotated[Mode, typer.Option(help="Which keys a query sees.")] = Mode.both,
+    mode: Annotated[
+        Mode, typer.Option(help="Mask: all keys (full), no later keys (causal), or both in turn.")
+    ] = Mode.both,
     dtype: Annotated[Kind, typer.Option(help="Type of the tensors.")] = Kind.float32,
-    backward: Annotated[bool, typer.Option("--backward", help="Forward and backward, with the entropy's.")] = False,
-    backend: Annotated[str, typer.Option(help="auto, or one that `attemper doctor` lists.")] = "auto",
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Time forward and backward, with the gradient of entropy.")
+    ] = False,
+    backend: Annotated[
+        str, typer.Option(help="Attention backend: auto, or a name that `attemper doctor` lists.")
+    ] = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Threads; without it, as many as PyTorch takes.")
+        int | None, typer.Option(min=1, max=4096, help="Number of threads. By default, PyTorch's.")
     ] = None,
-    pairs: Annotated[int, typer.Option(min=3, help="Rounds in which every way runs once.")] = 15,
-    quick: Annotated[bool, typer.Option("--quick", help="One small shape and few rounds: seconds.")] = False,
+    pairs: Annotated[int, typer.Option(min=3, help="Number of rounds. Each round runs every way once.")] = 15,
+    quick: Annotated[bool, typer.Option("--quick", help="Time one small shape with 3 rounds: takes seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of sentences.")] = False,
 ) -> None:
-    """Time attention with every statistic on this CPU, and PyTorch's attention without any, in turns."""
+    """Time attention with every statistic on this CPU, in turn with PyTorch's attention without statistics."""
     backward = backward or what is What.backward
     if what is What.watch and (shape or backward):
         raise typer.BadParameter(
-            "a watch is timed on a model of its own, without --shape and --backward", param_hint="--what"
+            "watch is timed on a fixed model: leave out --shape and --backward", param_hint="--what"
         )
     with usage_of("--backend"):
         resolve(backend, frozenset())
@@ -133,7 +139,7 @@ def _memory(shapes: list[Shape], backend: str) -> tuple[list[dict[str, Any]], li
     for one in shapes:
         extra = peak_extra_bytes(one, backend=backend)
         documents.append({"shape": str(one), "mode": one.mode, "peak_extra_bytes": extra})
-        amount = "is not told by this system" if extra is None else f"takes at most {extra / 2**20:.1f} MiB"
+        amount = "is not reported by this system" if extra is None else f"takes at most {extra / 2**20:.1f} MiB"
         call = f"{one} {one.dtype}, {one.mode}: attention with every statistic"
         paragraphs.append(f"{call} {amount} beyond inputs and results.")
     return documents, paragraphs

@@ -58,60 +58,58 @@ def calibrate(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Folder or hub id of a causal language model of transformers (safetensors only). Without it, the "
+            help="Folder or hub id of a causal language model of transformers (safetensors only). By default, the "
             "small byte-level language model that ships."
         ),
     ] = None,
     text: Annotated[
         str | None,
         typer.Option(
-            help="File to calibrate on, or - for standard input: text like what the model will read, that it was not "
-            "trained on. Without it, the text that ships, which is short."
+            help="File to calibrate on, or - for standard input. Use text of the kind that the model will read but "
+            "was not trained on. By default, the short text that ships."
         ),
     ] = None,
-    per: Annotated[Per, typer.Option(help="One temperature for the model, for each layer, or for each head.")] = (
-        Per.model
-    ),
+    per: Annotated[Per, typer.Option(help="Find one temperature per model, per layer or per head.")] = (Per.model),
     method: Annotated[
-        Method, typer.Option(help="By gradient, or by a grid: forward passes only, and more of them.")
+        Method,
+        typer.Option(help="Search by gradient, or on a grid. A grid needs forward passes only, but more of them."),
     ] = Method.gradient,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the temperatures: safetensors, for Calibration.load.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the temperatures to a safetensors file. Calibration.load reads it."),
     ] = None,
     fold: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Write MODEL, the temperatures folded into its weights, and its tokenizer, for plain transformers. "
-            "Refused where the text cannot tell whether they help, or a temperature is held by a bound.",
+            help="Write MODEL with the temperatures folded into its weights, and its tokenizer, for plain "
+            "transformers. Refused if the text does not show that they help, or a temperature is at a bound.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Fold although the temperatures are in doubt.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fold even if the temperatures are in doubt.")] = False,
     max_length: Annotated[
         int | None,
-        typer.Option(
-            min=2, help="Tokens in a window. Without it, 512, or as many as the model reads if those are fewer."
-        ),
+        typer.Option(min=2, help="Tokens per window. By default, 512, or the model's context if that is shorter."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Windows in a batch. Without it, up to 8, so that there are 40 batches.")
+        int | None, typer.Option(min=1, help="Windows per batch. By default, up to 8, aiming at 40 batches.")
     ] = None,
-    validation: Annotated[float, typer.Option(help="Share of the batches that is held out to judge by.")] = 0.3,
-    seed: Annotated[int, typer.Option(help="Of which batches are held out, and of the interval.")] = 0,
+    validation: Annotated[float, typer.Option(help="Share of the batches to hold out for validation.")] = 0.3,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the held-out batches and draws the interval.")] = 0,
     device: Device = "cpu",
     dtype: Weights = Dtype.float32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """Temperatures that minimise the loss of MODEL on a text, and the held-out loss before and after."""
+    """Find temperatures that minimise the loss of MODEL on a text. Prints the held-out loss before and after."""
     if fold is not None and model is None:
-        raise typer.BadParameter("needs MODEL: the model that ships is none of transformers.", param_hint="--fold")
+        raise typer.BadParameter("needs MODEL: the model that ships is not a transformers model.", param_hint="--fold")
     if not 0 < validation < 1:
-        raise typer.BadParameter(f"is a share between 0 and 1, got {validation}.", param_hint="--validation")
+        raise typer.BadParameter(f"must be above 0 and below 1, got {validation}.", param_hint="--validation")
     _check_places(out, fold)
     words = read_text(text)
     if device in PLACES:
         raise InputError(
-            f"--device {device}: calibrating computes gradients, for which all weights must be on one device."
+            f"--device {device}: calibration computes gradients, which need all weights on one device. Use cpu or cuda."
         )
     import_for(model)
     from rich.console import Console
@@ -154,7 +152,7 @@ def _fold_own(known: PretrainedModel) -> None:
     for handle in known.tempered:
         handle.fold()
     if known.tempered:
-        say("the model came with temperatures of attemper: its temperatures are folded in too")
+        say("the model already has attemper temperatures: they are folded in too")
 
 
 def _write_folded(found: Calibration, known: PretrainedModel, folder: Path, force: bool) -> None:
@@ -230,11 +228,11 @@ def _check_places(out: Path | None, fold: Path | None) -> None:
     """Checks, before a search that can take long, that its files can be written."""
     for place in (out, fold):
         if place is not None and not place.absolute().parent.is_dir():
-            raise InputError(f"{place.parent} is no folder: make it first.")
+            raise InputError(f"{place.parent} is not a folder: create it first.")
     if fold is not None and fold.is_file():
         raise InputError(f"{fold} is a file: --fold takes a folder.")
     if fold is not None and fold.is_dir() and any(fold.iterdir()):
-        raise InputError(f"{fold} is not empty: --fold writes into a folder of its own.")
+        raise InputError(f"{fold} is not empty: --fold needs an empty or new folder.")
 
 
 def _unit(model: str | None) -> str:

@@ -12,7 +12,6 @@ from attemper.cli.arguments import (
     Device,
     Dtype,
     Input,
-    MaxLength,
     Text,
     TextModel,
     Weights,
@@ -26,26 +25,27 @@ if TYPE_CHECKING:
     from attemper.results.check import Check
 
 TOKENS = 512
-"""Of a window, unless told."""
+"""Of a window, without ``--max-length``."""
 
 
 def check(
     model: TextModel = None,
     text: Text = None,
-    max_length: MaxLength = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help=f"Tokens per window, at most the model's context. By default, {TOKENS}.")
+    ] = None,
     batch_size: BatchSize = 4,
     device: Device = "cpu",
     dtype: Weights = Dtype.float32,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 3 as well where a rule is not declared or cannot be told.")
+        bool, typer.Option("--strict", help="Exit with 3 also if a rule is not declared or cannot be decided.")
     ] = False,
 ) -> None:
-    """Whether every token sees exactly what it should: rule by rule, declared, observed, kept or broken. Exits with 3
-    where a rule is broken.
+    """Check that every token sees exactly what it should. Prints each rule: declared, observed, kept or broken.
+
+    Exits with 3 if a rule is broken.
     """
     words = read_text(text)
     check_files(html, None)

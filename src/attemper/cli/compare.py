@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from attemper.results.comparison import Comparison
 
 SIDE = (
-    "What `attemper scan --json` or `attemper merge --out` wrote; a run, as it was at its last sample, or RUN@STEP; "
-    "or a model: a folder or a hub id."
+    "A file of `attemper scan --json` or `attemper merge --out`; a run, at its last sample or at RUN@STEP; or a model: "
+    "a folder or a hub id."
 )
 
 
@@ -43,19 +43,17 @@ def compare(
         str | None,
         typer.Option(
             metavar="STATISTIC",
-            help="By whose change the heads are in order, the largest first; without it, normalized_entropy.",
+            help="List heads by the change of this statistic, largest first. By default, normalized_entropy.",
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="List only so many heads.")] = 20,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
-    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="List only this many heads.")] = 20,
+    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")] = None,
     picture: Annotated[
         bool,
         typer.Option(
             "--picture",
-            help="Attention pictures of the heads that differ most on the page, before and after, of two models: with "
-            "them it holds the first 128 tokens of the text.",
+            help="Add attention pictures of the heads that differ most to the page, before and after. Needs two "
+            "models. The page then contains the first 128 tokens of the text.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
@@ -63,21 +61,22 @@ def compare(
         bool,
         typer.Option(
             "--explain",
-            help="Of two fingerprints (`attemper fingerprint`), or models: say where they first differ, and why. Exit "
-            "with 3 if that is a fault.",
+            help="Say where two fingerprints (`attemper fingerprint`) or models first differ, and why. Exits with 3 if "
+            "that is a fault.",
         ),
     ] = False,
 ) -> None:
-    """What differs between A and B, head by head: two files of `attemper scan --json`, two runs or two models, or
-    one of each.
+    """Compare A and B head by head. Each is a file of `attemper scan --json`, a run or a model.
 
-    Models are scanned first, on the text of --text; a file was scanned on its own, and a run while it trained. With
-    --explain, both are fingerprints or models over the same tokens, and the first difference is named.
+    Models are scanned first, on the text of --text. Files and runs keep the text they were measured on. With
+    --explain, both are fingerprints or models that read the same tokens, and the first difference is named.
     """
     _check_usage(sort, backend, device)
     if explain:
         if picture or sort is not None:
-            raise typer.BadParameter("is of a comparison head by head: leave it out.", param_hint="--picture or --sort")
+            raise typer.BadParameter(
+                "compares head by head, and --explain does not: leave it out.", param_hint="--picture or --sort"
+            )
         _explain(a, b, Input(text, max_length, batch_size, device, dtype), as_json, html)
         return
     import attemper
@@ -88,7 +87,7 @@ def compare(
         check_files(html, None)
         if None not in stored and text is not None:
             raise typer.BadParameter(
-                "is of no use: both A and B are files of a scan that is done, or runs.", param_hint="--text"
+                "needs a model: both A and B are files or runs, so leave it out.", param_hint="--text"
             )
         if picture and (html is None or stored != [None, None]):
             raise typer.BadParameter(
@@ -124,7 +123,7 @@ def _explain(a: str, b: str, given: Input, as_json: bool, html: Path | None) -> 
     with ExitStack() as opened:
         stored = _read_stored((a, b), opened, fingerprints=True)
     if None not in stored and given.text is not None:
-        raise typer.BadParameter("is of no use: both A and B are fingerprints.", param_hint="--text")
+        raise typer.BadParameter("needs a model: both A and B are fingerprints, so leave it out.", param_hint="--text")
     words = "" if None not in stored else read_text(given.text)
     sides = [
         fingerprint_of(side, words, given) if known is None else known
@@ -175,7 +174,7 @@ def _read_stored(sides: tuple[str, str], opened: ExitStack, *, fingerprints: boo
     for side, one in zip(sides, found, strict=True):
         if one is not None and isinstance(one, Fingerprint) != fingerprints:
             raise InputError(
-                f"{clean_name(side)} is no fingerprint: --explain reads what `attemper fingerprint` wrote, and models."
+                f"{clean_name(side)} is not a fingerprint: --explain reads models and files of `attemper fingerprint`."
                 if fingerprints
                 else f"{clean_name(side)} is a fingerprint: `attemper compare A B --explain` reads it."
             )
@@ -196,7 +195,7 @@ def _open(side: str, opened: ExitStack) -> Any:
         return opened.enter_context(open_run(run)).at(int(step), alarms=False).reading
     if side.lower().endswith(".json"):
         raise InputError(
-            f"there is no file {clean_name(side)}. One is written by `attemper scan MODEL --json > FILE.json`."
+            f"there is no file {clean_name(side)}. Write one with `attemper scan MODEL --json > FILE.json`."
         )
     return None
 
@@ -219,7 +218,7 @@ def _of_model(side: str, words: str, given: Input, backend: str) -> Reading:
         if not on_hub(side):
             raise
         raise InputError(
-            f"{clean_name(side)} is no file and no run here, so it was taken for a model: {error}"
+            f"{clean_name(side)} is neither a file nor a run here, so it was read as a model: {error}"
         ) from error
 
 

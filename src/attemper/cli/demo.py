@@ -34,24 +34,28 @@ class Injection(StrEnum):
 
 def demo(
     steps: Annotated[
-        int, typer.Option(min=FEWEST_STEPS, help="Of training; the default takes about a minute on two cores.")
+        int, typer.Option(min=FEWEST_STEPS, help="Training steps. The default takes about a minute on two cores.")
     ] = STEPS,
     inject: Annotated[
         Injection | None,
-        typer.Option(help="collapse: from the middle on, the learning rate rises to 30 times its peak."),
+        typer.Option(help="collapse raises the learning rate to 30 times its peak, from the middle on."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed, the same numbers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same numbers.")
+    ] = 0,
     store: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where the run is stored, a new folder: runs/demo-TIME.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Store the run in this new folder. By default, runs/demo-TIME."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Where the page goes: page.html in the folder of the run.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Write the page here. By default, page.html in the run's folder."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
 ) -> None:
-    """Trains a small model on the sources of this Python's library, and watches every head of it.
+    """Train a small model on the source code of Python's standard library and watch every head.
 
-    Stopped with Ctrl-C, what was seen so far is in the folder of the run.
+    Ctrl-C stops it; the run's folder keeps the samples so far.
     """
     folder = _new_folder(store)
     page = html or folder / "page.html"
@@ -66,7 +70,7 @@ def demo(
         with view(run) as progress:
             outcome = run_demo(run, progress.show, store=folder)
     except KeyboardInterrupt:
-        message = f"interrupted; what was seen so far is in {clean_name(folder)}: attemper show {clean_name(folder)}"
+        message = f"interrupted; the samples so far are in {clean_name(folder)}: attemper show {clean_name(folder)}"
         raise SystemExit(failure(message, INTERRUPTED)) from None
     from attemper.results.run import open_run
 

@@ -39,7 +39,7 @@ class View(Protocol):
 def view(run: DemoRun) -> Iterator[View]:
     """Curves that are drawn anew at each sample if stderr is a terminal, else a line now and then, on stderr.
 
-    Alarms ring through the log of the library: meanwhile its lines stand among those of the view.
+    Alarms go to the library's log. While the view is open, its lines appear inside the view.
     """
     from rich.console import Console
     from rich.live import Live

@@ -50,7 +50,7 @@ class Usable:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """Versions, backends, and what each can do here."""
+    """Print versions, backends, and what each can do here."""
     devices = _devices()
     usable = [_usable(backend, devices) for backend in BACKENDS]
     if as_json:

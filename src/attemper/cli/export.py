@@ -29,15 +29,17 @@ def export(
     to: Annotated[
         To,
         typer.Option(
-            help="parquet and csv: a row for each step and head; sqlite: a copy of the run, also while it is written."
+            help="Format. parquet and csv have one row per step and head; sqlite copies the run, also while it trains."
         ),
     ] = To.parquet,
     out: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Where to; without it, the run's name in this folder.")
+        Path | None, typer.Option(metavar="PATH", help="File to write. By default, the run's name in this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as a JSON document.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the path and number of rows as a JSON document.")
+    ] = False,
 ) -> None:
-    """A run as one file for other programs. Of several ranks, sqlite makes a folder, which is a run again."""
+    """Export a run as one file for other programs. For a run of several ranks, sqlite writes a folder: again a run."""
     from attemper.results.run import open_run
     from attemper.store import export as formats
 
@@ -59,31 +61,31 @@ def report(
         typer.Argument(metavar="RUN...", help=f"{RUN_HELP} Of several, up to 8, one page lays all over each other."),
     ],
     html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Where to; without it, the run's name in this folder.")
+        Path | None, typer.Option(metavar="PATH", help="File to write. By default, the run's name in this folder.")
     ] = None,
     live: Annotated[
         bool,
         typer.Option(
-            "--live", help="Serve the page on this machine alone, refreshing itself, until Ctrl-C; writes none."
+            "--live", help="Serve a page that refreshes itself, to this machine only, until Ctrl-C. Writes no file."
         ),
     ] = False,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="For --live; without it, one that is free.")
-    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for --live. By default, a free one.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written, or where it is served, as a JSON document.")
+        bool, typer.Option("--json", help="Print the path, or the URL of --live, as a JSON document.")
     ] = False,
 ) -> None:
-    """A run as a page to look at: one HTML file that opens offline, with the history of every head. Several runs as
-    one page of their losses and statistics.
+    """Write a run as one HTML page that opens offline, with the history of every head. Several runs become one page
+    of their losses and statistics.
     """
     from attemper.results.run import open_run
     from attemper.store.verdict import why_unmeasured
 
     if live and html is not None:
-        raise typer.BadParameter("a live page is served, not written: leave out one of the two.", param_hint="--html")
+        raise typer.BadParameter(
+            "--live serves the page and writes no file: leave out --html or --live.", param_hint="--html"
+        )
     if port is not None and not live:
-        raise typer.BadParameter("a port is for --live.", param_hint="--port")
+        raise typer.BadParameter("needs --live.", param_hint="--port")
     if live and len(runs) > 1:
         raise typer.BadParameter("serves one run: leave the others out.", param_hint="--live")
     if live:
@@ -115,7 +117,7 @@ def _serve(run: str, port: int, as_json: bool) -> None:
     from attemper.report.run_page import run_page
     from attemper.results.run import open_run
 
-    open_run(run).close()  # what is no run is told before anything listens
+    open_run(run).close()  # reports a path that is not a run before anything listens
     server = LiveServer(RunSource(run, run_page), port=port)
     if as_json:
         print_json(json.dumps({"schema": 1, "url": server.url}))

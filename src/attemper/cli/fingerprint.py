@@ -30,38 +30,38 @@ SEQUENCES = 8
 
 def fingerprint(
     model: TextModel = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The .safetensors file to write.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write this .safetensors file. Required.")] = None,
     text: Text = None,
     folder: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="FOLDER",
-            help="Instead of a model: q, k, v that an engine saved, one .safetensors a layer (docs/fingerprints.md).",
+            help="Read q, k, v saved by an engine, one .safetensors per layer, not a model (docs/fingerprints.md).",
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows that are kept of each site.")] = 32,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to keep per attention site.")] = 32,
     heads: Annotated[
         str | None,
         typer.Option(
             metavar="N,N",
-            help="Numbers of the heads that are kept of each site, as 0,4, and with them those that read the same "
-            "keys. Without it, all.",
+            help="Heads to keep per site, such as 0,4, plus the heads that share their keys. By default, all.",
         ),
     ] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Windows of the text that are read.")] = SEQUENCES,
+    sequences: Annotated[int, typer.Option(min=1, help="Windows of the text to read.")] = SEQUENCES,
     max_length: MaxLength = None,
     batch_size: BatchSize = 8,
     device: Device = "cpu",
     dtype: Weights = Dtype.float32,
 ) -> None:
-    """Keep what the attention of MODEL does with a text: a few MB without text or ids, to compare with another engine,
-    precision or commit by `attemper compare A B --explain`.
+    """Record what the attention of MODEL does with a text, in a file of a few MB without text or ids.
+
+    `attemper compare A B --explain` compares it with another engine, precision or commit.
     """
     if out is None:
         raise typer.BadParameter("is missing: name the .safetensors file to write.", param_hint="--out")
     if folder is not None and (model is not None or text is not None):
-        raise typer.BadParameter("takes the place of MODEL and --text: give it alone.", param_hint="--from")
+        raise typer.BadParameter("replaces MODEL and --text: leave them out.", param_hint="--from")
     from attemper.files import check_target
 
     chosen = _numbers(heads)
@@ -70,7 +70,9 @@ def fingerprint(
         from attemper.fingerprints.taking.engine import fingerprint_of_folder
 
         if not folder.is_dir():
-            raise InputError(f"{clean_name(folder)} is no folder: --from reads one .safetensors a layer from it.")
+            raise InputError(
+                f"{clean_name(folder)} is not a folder: --from reads a folder with one .safetensors per layer."
+            )
         found = fingerprint_of_folder(folder, rows=rows, heads=chosen)
     else:
         given = Input(text, max_length, batch_size, device, dtype)

@@ -83,7 +83,7 @@ class HeadTable:
         yield Text.assemble(model, f"  {how_many}, {which} {self.order.statistic} first")
         yield self._grid(chosen, options.max_width)
         if many := len(self.reading.alarms):
-            yield Text(f"{count(many, 'alarm')}; told one by one without --sort and --top", style="dim")
+            yield Text(f"{count(many, 'alarm')}; leave out --sort and --top to list them", style="dim")
 
     def _grid(self, chosen: list[tuple[SiteReading, HeadReading]], width: int) -> Any:
         from rich.table import Table

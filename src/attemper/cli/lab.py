@@ -29,39 +29,44 @@ def complete_experiment(incomplete: str) -> list[str]:
 
 def lab(
     experiment: Annotated[
-        str | None, typer.Argument(help="Which one; without it, they are listed.", autocompletion=complete_experiment)
+        str | None,
+        typer.Argument(
+            help="Name of the experiment. Without it, lists all of them.", autocompletion=complete_experiment
+        ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Of what is drawn at random: the same seed, the same numbers.")
+        int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same numbers.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a page with sliders, whose curves it computes itself, offline."),
+        typer.Option(metavar="FILE", help="Write a page with sliders that computes its curves offline."),
     ] = None,
     png: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw its charts into a .png file (needs matplotlib).")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Where an experiment that trains keeps its runs, to go on with: lab-runs/NAME."
-        ),
+        typer.Option(metavar="FOLDER", help="Keep training runs here, to continue later. By default, lab-runs/NAME."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that train, with a thread each: 2.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of each training run.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds are trained.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Training processes, one thread each. By default, 2.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each training run.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds to train.")] = None,
     at_most: Annotated[
-        int | None, typer.Option(min=0, help="Train at most so many of the missing runs, then show what is there.")
+        int | None, typer.Option(min=0, help="Train at most this many missing runs, then show all finished ones.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Train a few steps only, to see that it works.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Train only a few steps, to try the command. The numbers mean nothing.")
+    ] = False,
     results: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Show the results.json of a finished training, train nothing.")
+        Path | None, typer.Option(metavar="FILE", help="Show the results.json of a finished training without training.")
     ] = None,
 ) -> None:
-    """Small experiments on why attention is scaled and what temperature does. Without a name, lists them.
+    """Run small experiments: why attention is scaled, and what temperature does. Without a name, lists them.
 
-    `collapse` trains models for half an hour; stopped, it goes on where it was when called again.
+    `collapse` trains models for half an hour. If you stop it, the same command continues where it was.
     """
     from attemper.lab import EXPERIMENTS, RESEARCH, TRAINED, new_place, run
 
@@ -86,7 +91,7 @@ def lab(
     if png is not None:
         from attemper.lab.draw import check_picture
 
-        check_picture(png)  # told before the experiment runs, not after
+        check_picture(png)  # reports a path that cannot be written before the experiment runs
     _announce(experiment, training, results)
     with loading():
         import attemper.functional  # noqa: F401 - with torch
@@ -127,14 +132,14 @@ def _announce(experiment: str, training: dict[str, Any], results: Path | None) -
     if results is not None:
         takes = f"shown from {clean_name(results)}"
     elif training["quick"]:
-        takes = "takes up to a minute with --quick, which is no result"
+        takes = "takes up to a minute with --quick; its numbers mean nothing"
     else:
         less = "; less with fewer --steps or --seeds" if experiment in TRAINED else ""
         takes = f"takes {TAKES[experiment]}{less}"
     say(f"{told}; {takes}")
     if experiment in TRAINED and results is None:
         place = clean_name(_folder(experiment, training))
-        say(f"runs are kept in {place}: stopped with Ctrl-C, it goes on when called again")
+        say(f"runs are kept in {place}: after Ctrl-C, the same command continues")
 
 
 def _folder(experiment: str, training: dict[str, Any]) -> Path:
@@ -146,10 +151,7 @@ def _how_to_go_on(experiment: str, training: dict[str, Any]) -> str:
 
     if experiment not in TRAINED:
         return f"interrupted; `attemper lab {experiment}` starts anew."
-    return (
-        f"interrupted; runs that are done are in {_folder(experiment, training)}: call the same command again, and it "
-        "goes on from there."
-    )
+    return f"interrupted; finished runs are in {_folder(experiment, training)}: run the same command again to continue."
 
 
 def _check_training(experiment: str, training: dict[str, Any], results: Path | None, seed: int) -> None:
@@ -160,13 +162,13 @@ def _check_training(experiment: str, training: dict[str, Any], results: Path | N
     given = [f"--{name}" for name, value in options.items() if value is not None]
     if experiment in EXPERIMENTS and given:
         raise typer.BadParameter(
-            f"{experiment} has no {', '.join(given)}: those are of experiments that go on where they were stopped.",
+            f"{experiment} has no {', '.join(given)}: only experiments that train have these options. Leave them out.",
             param_hint=given[0],
         )
     if experiment in TRAINED and seed:
-        raise typer.BadParameter(f"{experiment} runs over several seeds: take --seeds.", param_hint="--seed")
+        raise typer.BadParameter(f"{experiment} runs over several seeds: use --seeds.", param_hint="--seed")
     if results is not None and len(given) > 1:
-        raise typer.BadParameter("results that are there are shown; nothing else fits.", param_hint="--results")
+        raise typer.BadParameter("shows finished results: leave out the other options.", param_hint="--results")
 
 
 def _train(experiment: str, training: dict[str, Any], results: Path | None) -> Experiment:

@@ -15,20 +15,16 @@ from attemper.text import clean_name
 def merge(
     parts: Annotated[
         list[Path],
-        typer.Argument(metavar="PARTS...", help="Folders that `attemper scan --out` wrote to, or files of Scan.save."),
+        typer.Argument(metavar="PARTS...", help="Folders of `attemper scan --out`, or files of Scan.save."),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the merged reading: a file that merges again.")
+        Path | None, typer.Option(metavar="FILE", help="Write the merged reading to a file, which you can merge again.")
     ] = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Merge what is there, though some shards are missing.")
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
-    ] = None,
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Merge even if shards are missing.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """Parts of a scan as one reading: the numbers of one process, whoever scanned them and in whatever order."""
+    """Merge the parts of a scan into one reading. The numbers equal those of one process, in any order of parts."""
     from attemper.files import check_target
     from attemper.readings.part_file import merge_files, missing_line, part_files, save
     from attemper.results.scan import Scan
@@ -39,7 +35,7 @@ def merge(
     files = [file for path in parts for file in (part_files(path) if path.is_dir() else [path])]
     part = merge_files(file for file in files if out is None or file.resolve() != out.resolve())
     if part.missing and not allow_missing:
-        raise InputError(f"{missing_line(part)}. Scan them with --shard, or merge what is there with --allow-missing.")
+        raise InputError(f"{missing_line(part)}. Scan them with --shard, or merge the others with --allow-missing.")
     result = Scan(part.reading(), None, part=part)
     if out is not None:
         say(f"wrote {clean_name(save(part, out))}")

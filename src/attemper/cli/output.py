@@ -30,7 +30,7 @@ _OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}
 
 
 def say(line: str) -> None:
-    """A line on stderr, at once: progress, and what was written where. Names in it are shown, not obeyed."""
+    """A line on stderr, at once: progress, and the path of each file. Names in it are shown, not obeyed."""
     print(clean(line), file=sys.stderr, flush=True)
 
 

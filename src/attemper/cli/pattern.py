@@ -14,31 +14,34 @@ from attemper.cli.scan import model_and_text
 from attemper.text import clean_name
 
 TOKENS = 64
-"""Of the text, unless told."""
+"""Of the text, without ``--max-length``."""
 
 
 def pattern(
     model: TextModel = None,
     text: Text = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="Heads of this layer alone.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Show only the heads of this layer.")] = None,
     site: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Heads of this attention alone, by a name that scan lists.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Show only the heads of this attention site. `attemper scan` lists the names."
+        ),
     ] = None,
-    head: Annotated[int | None, typer.Option(min=0, help="This head of the layer or the site alone.")] = None,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens that are read, from the first on.")] = TOKENS,
+    head: Annotated[int | None, typer.Option(min=0, help="Show only this head of the layer or site.")] = None,
+    max_length: Annotated[int, typer.Option(min=1, help="Number of tokens to read, from the first on.")] = TOKENS,
     device: Device = "cpu",
     dtype: Weights = Dtype.float32,
     html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Where to; without it, the model's name in this folder.")
+        Path | None, typer.Option(metavar="PATH", help="File to write. By default, the model's name in this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as a JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the path and the heads as a JSON document.")] = False,
 ) -> None:
-    """All heads of MODEL on one text as a page: a small map of each with its role, and a large one at a click.
+    """Write a page with all heads of MODEL on one text: a small map and the role of each. Click a map to enlarge it.
 
-    The page opens offline and holds the tokens of the text.
+    The page opens offline and contains the tokens of the text.
     """
     if site is not None and layer is not None:
-        raise typer.BadParameter("a site has its layer: leave out one of the two.", param_hint="--site")
+        raise typer.BadParameter("already names a layer: leave out --site or --layer.", param_hint="--site")
     words = read_text(text)
     check_files(html, None)
     import attemper

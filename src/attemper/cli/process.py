@@ -42,15 +42,14 @@ def import_for(model: str | None) -> None:
     called before anything else imports torch. In a terminal it says that the hub is asked, which takes its time.
 
     Raises:
-        InputError: ``model`` is a folder that is not there, or that holds no model. What else is wrong with it is told
-            when it is loaded.
+        InputError: ``model`` is a folder that is missing or holds no model. Loading reports its other faults.
     """
     if model is not None:
         check_folder(model)
         if asks_hub(model) and sys.stderr.isatty():
             say(
-                f"{clean_name(model)} is no folder here: looking for it on the Hugging Face hub (half a minute where "
-                f"that cannot be reached).{near_folder(model)}"
+                f"{clean_name(model)} is not a folder here: looking for it on the Hugging Face hub (takes half a "
+                f"minute if the hub cannot be reached).{near_folder(model)}"
             )
     with loading():
         import attemper.monitor.scan  # noqa: F401 - with torch and all that ways into a model stand on
@@ -62,8 +61,8 @@ def import_for(model: str | None) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process. With torch in it, at once after what others wait for: threads end, functions of ``atexit`` run,
-    what was printed is written. Nothing is taken apart: a file that is open and not flushed loses its last lines.
+    """Ends the process. With torch loaded it first waits for threads, runs ``atexit`` functions and flushes output.
+    Then it ends at once, without freeing objects: an open file that is not flushed loses its last lines.
 
     Raises:
         SystemExit: without torch, or where the process is not ours alone.

@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look: a folder of runs, or what lies above it.")] = Path(),
-    alarms: Annotated[bool, typer.Option("--alarms", help="Judge every run, and count its alarms.")] = False,
-    delete: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Delete the files of a run instead; asks before.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="With --delete: do not ask.")] = False,
+    folder: Annotated[Path, typer.Argument(help="Folder to search, at any depth.")] = Path(),
+    alarms: Annotated[bool, typer.Option("--alarms", help="Judge every run and count its alarms.")] = False,
+    delete: Annotated[Path | None, typer.Option(metavar="RUN", help="Delete the files of a run. Asks first.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """The runs that attemper.watch(store=...) and the callbacks wrote below FOLDER."""
+    """List the runs below FOLDER that attemper.watch(store=...) and the callbacks wrote."""
     if delete is not None:
         _delete(delete, asked=not yes, as_json=as_json)
         return
@@ -37,7 +35,7 @@ def runs(
     if as_json:
         print_json(json.dumps({"schema": 1, "runs": found}, ensure_ascii=False, allow_nan=False))
     elif not found:
-        say(f"there is no run below {folder.absolute()}. One is written by attemper.watch(model, store='runs/a').")
+        say(f"there is no run below {folder.absolute()}. Write one with attemper.watch(model, store='runs/a').")
     else:
         from rich.console import Console
         from rich.text import Text

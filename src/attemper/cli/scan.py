@@ -48,7 +48,7 @@ def scan(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Folder or hub id of a transformers model that reads text (safetensors only). Without it, the small "
+            help="Folder or hub id of a transformers model that reads text (safetensors only). By default, the small "
             "byte-level language model that ships."
         ),
     ] = None,
@@ -57,30 +57,32 @@ def scan(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Many texts: a line each (.txt), a record each (.jsonl, .parquet), or a folder of such files.",
+            help="Scan many texts: one per line (.txt), one per record (.jsonl, .parquet), or a folder of such files.",
         ),
     ] = None,
     field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field of a record that holds its text: text.")
+        str | None, typer.Option(metavar="NAME", help="Field of a record that holds its text. By default, text.")
     ] = None,
     shard: Annotated[
         str | None,
         typer.Option(
             metavar="I/N",
-            help="Scan part I of N of --texts, I from 0 to N-1, into --out. A SLURM array and torchrun set it.",
+            help="Scan shard I of N of --texts (I from 0 to N-1) into --out. SLURM arrays and torchrun set it for you.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where parts go, for `attemper merge`; a retry goes on there.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write parts here, for `attemper merge`. A retry continues here."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Scan all shards by so many processes, with a thread each.")
+        int | None, typer.Option(min=1, help="Scan all shards with this many processes, one thread each.")
     ] = None,
     shards: Annotated[
-        int | None, typer.Option(min=1, max=99_999, help=f"How many shards the workers share: {SHARDS}.")
+        int | None,
+        typer.Option(min=1, max=99_999, help=f"Number of shards that the workers share. By default, {SHARDS}."),
     ] = None,
     engine: Annotated[
-        Engine | None, typer.Option(help="What runs the workers: processes of this machine, or a Ray cluster.")
+        Engine | None, typer.Option(help="Run the workers as processes of this machine, or on a Ray cluster.")
     ] = None,
     max_length: MaxLength = None,
     batch_size: BatchSize = 8,
@@ -92,41 +94,39 @@ def scan(
         typer.Option(metavar="NAME=V", help=f"Limit of an alarm: {_ALARMS}. Repeatable."),
     ] = None,
     fewest_keys: Annotated[
-        int, typer.Option(min=2, help="Keys that a row must see before its sharpness is judged.")
+        int, typer.Option(min=2, help="Judge sharpness only where a row sees at least this many keys.")
     ] = FEWEST_KEYS,
     sort: Annotated[
         str | None,
         typer.Option(
             metavar="STATISTIC",
-            help="List the heads one by one, the largest STATISTIC first; -STATISTIC: the smallest first.",
+            help="List heads one by one, largest STATISTIC first. -STATISTIC lists the smallest first.",
             autocompletion=complete_statistic,
         ),
     ] = None,
     top: Annotated[
-        int | None, typer.Option(min=1, help="List only so many heads; without --sort, the sharpest ones.")
+        int | None, typer.Option(min=1, help="List only this many heads. Without --sort, the sharpest ones.")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write a page to look at: one HTML file that opens offline.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")] = None,
     picture: Annotated[
         bool | None,
         typer.Option(
             "--picture/--no-text",
-            help="Whether the page has an attention picture, and with it the first 128 tokens of the text. Without "
-            "either: of the text that ships, not of one of yours.",
+            help="Put an attention picture on the page, or leave it out. The picture contains the first 128 tokens of "
+            "the text. By default, only the text that ships gets one.",
         ),
     ] = None,
     roles: Annotated[
         bool,
         typer.Option(
             "--roles",
-            help="Look for induction and duplicate-token heads by a second pass, over random tokens that come twice. "
-            "All other roles are read without it.",
+            help="Find induction and duplicate-token heads too, with a second pass over repeated random tokens. All "
+            "other roles need no second pass.",
         ),
     ] = False,
     csv: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Write a row for each head; - prints them instead of the table."),
+        typer.Option(metavar="PATH", help="Write one CSV row per head. - prints them instead of the table."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     fail_on_alarm: Annotated[
@@ -134,7 +134,7 @@ def scan(
         typer.Option("--fail-on-alarm", help="Exit with 3 if an alarm is a warning or worse (notices do not count)."),
     ] = False,
 ) -> None:
-    """Exact entropy and logit size of every head of MODEL, as a table, a page, CSV or JSON."""
+    """Measure exact entropy and the largest logit of every head of MODEL, as a table, a page, CSV or JSON."""
     limits = _limits(limit or [])
     with usage_of("--backend"):
         check_backend(backend, None if device in PLACES else device)
@@ -144,9 +144,11 @@ def scan(
     given = Input(text, max_length, batch_size, device, dtype)
     options: dict[str, Any] = {"backend": backend, "limits": limits, "fewest_keys": fewest_keys}
     if roles and texts is not None:
-        raise typer.BadParameter("is of one text: give no --texts.", param_hint="--roles")
+        raise typer.BadParameter("works on one text: leave out --texts.", param_hint="--roles")
     if picture and (html is None or texts is not None):
-        raise typer.BadParameter("is of the page of one text: give --html, and no --texts.", param_hint="--picture")
+        raise typer.BadParameter(
+            "needs --html and a single text: add --html and leave out --texts.", param_hint="--picture"
+        )
     patterns: list[Pattern] = []
     if texts is None:
         _refuse_without_texts(field=field, shard=shard, out=out, workers=workers, shards=shards, engine=engine)
@@ -157,7 +159,9 @@ def scan(
         result = scan_of(model, words, given, patterns=patterns if wanted else None, **options)
     else:
         if text is not None:
-            raise typer.BadParameter("is many texts, and --text one: give one of them.", param_hint="--texts")
+            raise typer.BadParameter(
+                "reads many texts and --text reads one: give only one of the two.", param_hint="--texts"
+            )
         check_files(html, csv)
         cut = Cut(texts, field, shard, out, workers, shards, engine)
         one = cut.one_shard(os.environ)
@@ -187,14 +191,14 @@ def scan(
 def _refuse_without_texts(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
-            raise typer.BadParameter("is of no use without --texts, which names many texts.", param_hint=f"--{name}")
+            raise typer.BadParameter("needs --texts, which names many texts.", param_hint=f"--{name}")
 
 
 def _refuse_of_a_shard(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise typer.BadParameter(
-                "is of the whole, and this process scans one shard: `attemper merge FOLDER` shows all of them.",
+                "needs all shards, and this process scans one: use it with `attemper merge FOLDER`.",
                 param_hint=f"--{name.replace('_', '-')}",
             )
 
@@ -202,10 +206,10 @@ def _refuse_of_a_shard(**given: Any) -> None:
 def _check_outputs(as_json: bool, csv: str | None, listed: bool) -> None:
     """Two things for stdout at once, or an order of what has its own, are bad usage."""
     if as_json and csv == "-":
-        raise typer.BadParameter("prints to stdout, as --json does: give one of them a file.", param_hint="--csv")
+        raise typer.BadParameter("prints to stdout, and so does --json: write the CSV to a file.", param_hint="--csv")
     if as_json and listed and csv is None:
         raise typer.BadParameter(
-            "--sort and --top order the table and the CSV; the document of --json is in the order of the model.",
+            "orders the table and the CSV, not --json, which keeps the order of the model: leave out --sort and --top.",
             param_hint="--sort",
         )
 

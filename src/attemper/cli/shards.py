@@ -108,7 +108,7 @@ def shard_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
         if last - first + 1 != tasks:
             raise InputError(
                 f"this SLURM array has {tasks} tasks from {first} to {last}, so it has gaps: "
-                "which shard is whose cannot be told. Submit one without gaps, as in --array=0-63, "
+                "shards cannot be assigned to tasks. Submit one without gaps, as in --array=0-63, "
                 "or name the shard with --shard I/N."
             )
         return task - first, tasks

@@ -33,10 +33,10 @@ class Language(StrEnum):
 RUN_HELP = "Folder of a run, or a URL such as s3://bucket/run."
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 Statistic = Annotated[
-    str, typer.Option("--statistic", metavar="NAME", help="By what the heads are found that changed most.")
+    str, typer.Option("--statistic", metavar="NAME", help="Statistic that ranks the heads by how much they changed.")
 ]
-Top = Annotated[int, typer.Option(min=1, help="List only so many of them.")]
-Said = Annotated[Language, typer.Option("--language", help="Of the view.")]
+Top = Annotated[int, typer.Option(min=1, help="List only this many heads.")]
+Said = Annotated[Language, typer.Option("--language", help="Language of the view.")]
 SHARPNESS = "normalized_entropy"
 REFRESH_SECONDS = 1.0
 """Between two looks at a live run, at least; nine times as long as one takes, if that is more."""
@@ -53,7 +53,7 @@ def show(
         typer.Option("--fail-on-alarm", help="Exit with 3 if an alarm is a warning or worse (notices do not count)."),
     ] = False,
 ) -> None:
-    """A run at a glance: every layer over its steps, the heads that changed most, its alarms, and what is missing.
+    """Show a run at a glance: layers over steps, the heads that changed most, alarms, and missing data.
 
     Exits with 1 if nothing was measured.
     """
@@ -78,14 +78,14 @@ def watch(
     top: Top = 10,
     language: Said = Language.en,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document a line, whenever there are new samples.")
+        bool, typer.Option("--json", help="Print one JSON document per line whenever there are new samples.")
     ] = False,
 ) -> None:
-    """The same while the run is written: until its process ends, or Ctrl-C.
+    """Follow a run while it trains, until its process ends or you press Ctrl-C. Shows the same view as `attemper show`.
 
-    Without a terminal it prints a line for new samples, and one for each new alarm that is a warning or worse.
+    Without a terminal, prints a line for new samples and a line for each new alarm (warning or worse).
     """
-    with closing(_looks(run)) as looks, suppress(KeyboardInterrupt):  # how one leaves it
+    with closing(_looks(run)) as looks, suppress(KeyboardInterrupt):  # the way to leave it
         if as_json or not _console().is_terminal:
             found = _follow(looks, statistic, top, language, as_json)
         else:

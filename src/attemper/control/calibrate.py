@@ -291,7 +291,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
     if unwrap(model) is not model or any(is_dtensor(parameter) for parameter in model.parameters()):
         raise InputError(
             f"calibrate: {type(model).__name__} is wrapped or split over processes, and each process would find "
-            "temperatures of its own: calibrate the model before it is wrapped, in one process."
+            "different temperatures: calibrate the model before you wrap it, in one process."
         )
 
 

@@ -55,7 +55,7 @@ def fold_(where: str, model: nn.Module, temperatures: Mapping[str, Tensor]) -> N
     steps: list[Callable[[], None]] = []
     for name, value in acting.items():
         if name not in sites:
-            raise InputError(f"{where}: {name} is no attention site of the model. They are: {', '.join(sites)}.")
+            raise InputError(f"{where}: {name} is not an attention site of the model. They are: {', '.join(sites)}.")
         for fold in _folds(where, sites[name], value):
             for parameter in fold.parameters():
                 if len(owners.get(id(parameter), ())) > 1:

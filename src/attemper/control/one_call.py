@@ -28,8 +28,8 @@ class OneCall(Temperature):
     ) -> Tensor:
         if not torch.compiler.is_compiling() and in_backward():
             raise InputError(
-                f"temper: activation checkpointing computes {self.site} again in the backward pass, where calls of a "
-                "module cannot be told apart. Turn it off for this module, or temper all its calls."
+                f"temper: activation checkpointing computes {self.site} again in the backward pass, and temper "
+                "cannot tell which call it is. Turn it off for this module, or temper all its calls."
             )
         self.calls += 1
         if self.calls == self.call:

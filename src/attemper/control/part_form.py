@@ -59,7 +59,7 @@ def part_of(form: object, tensors: Tensors, depth: int = 0) -> Temperature | Nor
     """
     if not isinstance(form, dict) or not isinstance(form.get("kind"), str) or form["kind"] not in KINDS:
         kind = form.get("kind") if isinstance(form, dict) else form
-        raise InputError(f"{kind!r:.80} is no temperature or normalizer of attemper; known are {', '.join(KINDS)}.")
+        raise InputError(f"{kind!r:.80} is not a temperature or normalizer of attemper. Known: {', '.join(KINDS)}.")
     name, options = form["kind"], {option: value for option, value in form.items() if option != "kind"}
     if not set(options) <= set(KINDS[name].options) or depth > _DEEPEST:
         raise InputError(f"a {name} with the options {sorted(options)!r:.200} is not known.")

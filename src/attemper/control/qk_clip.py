@@ -309,7 +309,7 @@ def _check_heads(heads: Any, attentions: Mapping[str, nn.Module]) -> dict[str, i
     if not isinstance(heads, Mapping):
         number = whole_number(where, heads, none=", or a mapping from names to such")
         if not attentions:
-            raise InputError(f"QKClip: heads={number} is of no use: no attention is found whose projections are known.")
+            raise InputError(f"QKClip: heads={number} has no effect: no attention here has known projections.")
         found = dict.fromkeys(attentions, number)
     for key, value in heads.items() if isinstance(heads, Mapping) else ():
         number = whole_number(f"{where}[{key!r}]", value)

@@ -223,7 +223,7 @@ def _sites(path: Path) -> dict[str, Any]:
     version = document.get("version")
     if document.get("format") != _FORMAT or isinstance(version, bool) or version != _VERSION:
         came = {name: document.get(name) for name in ("format", "version")}
-        raise InputError(f"{path} is no description of a tempered model, version {_VERSION}: it says {came!r:.200}.")
+        raise InputError(f"{path} is not a description of a tempered model, version {_VERSION}: it says {came!r:.200}.")
     sites = document.get("sites")
     try:
         check_document(sites, {str: {"temperatures": list, "normalizer": object}}, "sites")

@@ -307,7 +307,7 @@ def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
         below = [site.name for site in sites if is_wanted(site.name, None if name is None else (name,))]
         if not below:
             raise InputError(
-                f"temper(temperature=...) names {name!r}, which is no attention site. They are: "
+                f"temper(temperature=...) names {name!r}, which is not an attention site. The sites are: "
                 f"{', '.join(site.name for site in sites)}."
             )
         found |= zip(below, _modules(part, len(below)), strict=True)
@@ -342,7 +342,7 @@ def _copies(given: Part, count: int) -> list[Part]:
     for name, parameter in learned.items():
         _originals[parameter] = (
             f"an optimizer holds {name} of the {type(given).__name__} that attemper.temper was given for several "
-            "sites, and it has no gradient: each site learns a copy of its own. Give the optimizer "
+            "sites, and it has no gradient: each site learns its own copy. Give the optimizer "
             "handle.parameters(), or give temper a list with a module for each site."
         )
     if learned:

@@ -28,7 +28,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapp
     """Writes tensors and the kind of the file. An earlier file is replaced only by a whole one."""
     path = place(path)
     if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is no folder: make it first.")
+        raise InputError(f"{path.parent} is not a folder: create it first.")
     about = {"format": kind, "version": 1, **(more or {})}
     # Sites may share a module, and safetensors takes no tensors that share their memory.
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -45,7 +45,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, obje
     """
     path = place(path)
     if not path.is_file():
-        raise InputError(f"{path} is no file. `save` writes one.")
+        raise InputError(f"{path} is not a file. `save` writes one.")
     facts, tensors = read_safetensors(path, "pt", what="file of attemper", again="Save it again")
     about = parse_json(facts.get("attemper", "{}"), f"{path.name} is damaged: its metadata")
     version = about.get("version") if isinstance(about, dict) and about.get("format") == kind else None

@@ -304,8 +304,8 @@ def _check(sites: list[Site]) -> None:
         actions = getattr(site.module, ACTIONS, None)
         if actions is not None and any(isinstance(listener, EntropyMeter) for listener in actions.listeners):
             raise InputError(
-                f"Thermostat: another Thermostat holds {site.name}, and two would correct the same error twice. Call "
-                "remove() on the other one first, or give each sites= of its own."
+                f"Thermostat: another Thermostat controls {site.name}, and two would correct the same error twice. "
+                "Call remove() on the other one first, or give each different sites=."
             )
 
 

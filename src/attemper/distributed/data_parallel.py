@@ -214,7 +214,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _unknown(model: nn.Module, why: str) -> InputError:
-    return InputError(f"The data-parallel ranks of {class_name(unwrap(model))} cannot be told: {why}. {NAME_THE_GROUP}")
+    return InputError(f"The data-parallel ranks of {class_name(unwrap(model))} are unknown: {why}. {NAME_THE_GROUP}")
 
 
 def check_reduce(reduce: Any, where: str = "watch") -> None:

@@ -167,7 +167,7 @@ def _rows(file: Path, field: str) -> Iterator[str]:
             for number, text in enumerate((text for column in columns for text in column.to_pylist()), 1):
                 yield _check_text(f"{clean_name(file.name)}:{number}", field, text)
     except pyarrow.ArrowException as error:
-        raise InputError(f"{clean_name(file.name)} is no Parquet file that can be read: {error}.") from error
+        raise InputError(f"{clean_name(file.name)} cannot be read as a Parquet file: {error}.") from error
 
 
 def _check_text(place: str, field: str, text: Any) -> str:

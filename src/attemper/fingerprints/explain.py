@@ -169,7 +169,7 @@ class _Walk:
                 self._note(pair, "input", *equivalence.of_input(pair))
         found = found or _earliest(own) or self._values(pair) or self._attention_output(pair)
         if found is None and pair.order is not None:
-            words = f"heads of run b are those of {', '.join(map(str, np.argsort(pair.order)[:16]))} of run a"
+            words = f"heads of run b are heads {', '.join(map(str, np.argsort(pair.order)[:16]))} of run a"
             if not equivalence.follows(pair):
                 words += ", and columns of the output projection do not follow them"
                 return Finding("head_order", "q and k", 0.0, message=words)

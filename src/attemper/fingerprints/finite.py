@@ -45,7 +45,7 @@ def _finding(kind: str, stage: str, name: str, a: np.ndarray, b: np.ndarray, hea
     words = f"of the numbers kept ({name}), {a.sum()} of {a.size} of run a and {b.sum()} of {b.size} of run b are not "
     words += "finite (NaN or infinite)"
     if np.array_equal(a, b):
-        kind, words = "too_small", words + ", the same ones: whether they differ cannot be told, here and behind"
+        kind, words = "too_small", words + ", at the same places: from here on, differences cannot be seen"
     return Finding(kind, stage, 1.0, None, heads, words)
 
 

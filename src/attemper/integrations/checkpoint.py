@@ -82,7 +82,7 @@ def _shards(path: Path) -> set[str]:
     try:
         return set(read_foreign(path, {"weight_map": {str: str}})["weight_map"].values())
     except InputError as error:
-        raise InputError(f"{path} is no index of a checkpoint, from parameters to files: {error}") from error
+        raise InputError(f"{path} is not a checkpoint index (parameters to files): {error}") from error
 
 
 def _is_inside(name: str) -> bool:

@@ -53,8 +53,8 @@ def _of_hub(name: str, source: str, kinds: set[str], text: str) -> str | None:
         )
     if "HFValidationError" in kinds:
         return (
-            f"{name} is no folder here, and no model on the Hugging Face hub can have this name. Give a folder, or a "
-            f"name such as organisation/model.{near_folder(source)}"
+            f"{name} is not a folder here, and not a valid name of a model on the Hugging Face hub. Give a folder or "
+            f"a name such as organisation/model.{near_folder(source)}"
         )
     if {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} & kinds or "onnect" in text:
         return _offline(name, source)
@@ -66,11 +66,11 @@ def _offline(name: str, source: str) -> str:
 
     if constants.HF_HUB_OFFLINE:
         return (
-            f"{name} is no folder here, HF_HUB_OFFLINE is set, and the cache holds no whole copy of a model of this "
-            f"name: unset HF_HUB_OFFLINE, or fetch it first with `hf download {name}`.{near_folder(source)}"
+            f"{name} is not a folder here, HF_HUB_OFFLINE is set, and the cache has no complete copy of this "
+            f"model: unset HF_HUB_OFFLINE, or fetch it first with `hf download {name}`.{near_folder(source)}"
         )
     return (
-        f"{name} is no folder here, and the Hugging Face hub could not be reached: check the network, or give the "
+        f"{name} is not a folder here, and the Hugging Face hub could not be reached: check the network, or give the "
         f"folder of a model.{near_folder(source)}"
     )
 
@@ -78,8 +78,8 @@ def _offline(name: str, source: str) -> str:
 def _of_model(name: str, kinds: set[str], text: str) -> str | None:
     if "trust_remote_code" in text or "custom code" in text:
         return (
-            f"{name} needs code of its own (auto_map in its config.json), and attemper runs no code that a model "
-            f"brings. If you trust it, load it from Python with trust_remote_code=True and call "
+            f"{name} needs custom code (auto_map in its config.json), and attemper runs no code that comes with "
+            f"a model. If you trust it, load it from Python with trust_remote_code=True and call "
             f"attemper.scan(model, batches)."
         )
     if "does not recognize this architecture" in text or "Unrecognized model" in text:
@@ -89,7 +89,7 @@ def _of_model(name: str, kinds: set[str], text: str) -> str | None:
         )
     if "does not appear to have a file named" in text and "config.json" in text.partition("file named")[2][:20]:
         return (
-            f"{name} has no config.json, so it is no model of transformers: repositories of GGUF files, adapters and "
+            f"{name} has no config.json, so it is not a transformers model: repositories of GGUF files, adapters and "
             "data sets have none. Give the model that it was made from."
         )
     if "does not appear to have a file named" in text and "safetensors" in text:

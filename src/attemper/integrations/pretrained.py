@@ -233,8 +233,8 @@ def _refuse_other_heads(model: Any, source: str) -> None:
     named = getattr(model.config, "architectures", None) or []
     if not any(name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in named):
         raise InputError(
-            f"{source} is no causal language model: its config names {', '.join(named) or 'no architecture'}. Give one "
-            "that predicts the next token."
+            f"{source} is not a causal language model: its config names {', '.join(named) or 'no architecture'}. Give "
+            "one that predicts the next token."
         )
 
 

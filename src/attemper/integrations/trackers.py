@@ -46,7 +46,7 @@ def sink(tracker: Any) -> Sink:
         raise InputError(f"trackers: {tracker.__name__} is a class. Pass an instance of it.")
     send = _dict_method(tracker) or _scalar_method(tracker)
     if send is None:
-        raise InputError(f"trackers: {type(tracker).__name__} is no tracker that is known here. Accepted: {ACCEPTED}.")
+        raise InputError(f"trackers: {type(tracker).__name__} is not a known tracker. Accepted: {ACCEPTED}.")
     write = send
 
     def clean(values: Values, step: int) -> None:

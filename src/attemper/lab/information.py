@@ -341,7 +341,7 @@ def _optimum_chart(at: dict[float, AtTemperature]) -> Chart:
 def _bound_chart(found: list[tuple[float, ...]]) -> Chart:
     columns = list(zip(*found, strict=True))
     return Chart(
-        "a bound, and what is no bound",
+        "a valid bound and an invalid one",
         Axis("temperature T (errors)", "log"),
         Axis("loss (share of examples)"),
         (

@@ -66,7 +66,7 @@ def regularization(*, seed: int = 0) -> Experiment:
     runs = {name: train(optimizer, seed) for name, optimizer in OPTIMIZERS.items()}
     return Experiment(
         name="regularization",
-        question="does a penalty bring attention to the entropy it is told, and what does the optimizer change?",
+        question="does a penalty bring attention to its target entropy, and what does the optimizer change?",
         seed=seed,
         tables=(_ends(runs), _printed_rows(runs)),
         charts=tuple(_chart(name, run) for name, run in runs.items()),

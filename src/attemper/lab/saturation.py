@@ -140,7 +140,7 @@ def _gaps() -> Table:
 def _mean_remark(norms: dict[float, tuple[Tensor, Tensor]]) -> str:
     """From which spread on the mean is not that of a common row."""
     apart = list(takewhile(lambda s: norms[s][1].median() < norms[s][1].mean() / 2, reversed(norms)))
-    assert apart, "in saturated rows the mean is that of a few"
+    assert apart, "in saturated rows a few rows make the mean"
     return (
         f"From {apart[-1]:g} on the median row has less than half the mean, which rows with two near-equal scores hold "
         "up."

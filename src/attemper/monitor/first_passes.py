@@ -15,8 +15,8 @@ from attemper.monitor.snapshot import Snapshot
 MOST_PASSES = 16
 """Sums of so many are held. With one more, passes are steps."""
 LATE_STEP = (
-    "attemper: the first watch.step() came after {} forward passes. More than 16 are not held back, so these became "
-    "steps, and this one has only its last pass. Call watch.step() once before the loop."
+    "attemper: the first watch.step() came after {} forward passes. Only 16 are kept until then, so these became "
+    "steps, and this step has only its last pass. Call watch.step() once before the loop."
 )
 
 

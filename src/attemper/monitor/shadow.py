@@ -105,7 +105,7 @@ class Shadow:
         """Has later passes run half as many sequences; says so."""
         batch = _batch_of((args, kwargs))
         if batch is None:
-            return "what its batch is cannot be told"
+            return "its batch size is unknown"
         self._most = max(1, min(batch, self._most or batch) // 2)
         return f"the next samples run {self._most} of {count(batch, 'sequence')} in a batch"
 

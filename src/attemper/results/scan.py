@@ -224,8 +224,8 @@ class Scan:
         """
         if self._rows is None:
             raise InputError(
-                "rows(): this scan kept none. Pass keep_rows='last' (or a list of places) to attemper.scan; what was "
-                "loaded, merged or watched has none."
+                "rows(): this scan kept none. Pass keep_rows='last' (or a list of places) to attemper.scan. Loaded, "
+                "merged and watched results have no rows."
             )
         return self._rows
 

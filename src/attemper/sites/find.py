@@ -109,8 +109,8 @@ def _refuse_nested(where: str, sites: list[Site]) -> None:
         for inner in sites:
             if id(inner.module) in inside and SDPA in (outer.way, inner.way):
                 raise InputError(
-                    f"{where}: {outer.name} attends, and so does {inner.name} inside of it: their calls cannot be told "
-                    f"apart. Name one of them with sites=."
+                    f"{where}: {outer.name} attends, and so does {inner.name} inside it, so their calls cannot "
+                    f"be separated. Name one of them with sites=."
                 )
 
 

@@ -42,7 +42,7 @@ class NamedArguments:
             signature = inspect.signature(function)
             bound = signature.bind(*args, **kwargs).arguments
         except (TypeError, ValueError) as error:
-            raise UnsupportedCallError(module, f"the arguments of its {self._function} cannot be told apart") from error
+            raise UnsupportedCallError(module, f"arguments of its {self._function} do not fit its signature") from error
         defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
         self._given: dict[str, Any] = {
             name: value for name, value in bound.items() if not _same(value, defaults.get(name))
@@ -129,7 +129,7 @@ def documents(query: Tensor, key: Tensor, starts_q: Tensor, starts_k: Tensor, op
 
 def flash_with_cache(given: NamedArguments) -> AttentionCall:
     """flash_attn_with_kvcache: writes into a cache whose lengths and pages only the kernel reads."""
-    raise UnsupportedCallError(given.module, f"its flash attention reads and writes a cache of its own; {TAP}")
+    raise UnsupportedCallError(given.module, f"its flash attention reads and writes an internal cache; {TAP}")
 
 
 def xformers(given: NamedArguments) -> AttentionCall:
@@ -178,7 +178,7 @@ def flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *options:
     names = ("score_mod", "block_mask", "scale", "enable_gqa")
     given = dict(zip(names, options, strict=False)) | given
     if given.get("score_mod") is not None:
-        raise UnsupportedCallError(module, "its FlexAttention changes scores by a score_mod of its own")
+        raise UnsupportedCallError(module, "its FlexAttention changes scores by a custom score_mod")
     block_mask = given.get("block_mask")
     mask = None if block_mask is None else block_mask_of(module, block_mask, query, key)
     kept = Options(scale=given.get("scale"), enable_gqa=given.get("enable_gqa", False))
@@ -200,7 +200,7 @@ def torch_varlen(
 ) -> AttentionCall:
     """``torch.nn.attention.varlen.varlen_attn``: packed documents, aligned at the bottom right."""
     if cu_seq_k is None or any(given.get(name) is not None for name in _CACHES):
-        raise UnsupportedCallError(module, f"its varlen attention reads a cache of its own; {TAP}")
+        raise UnsupportedCallError(module, f"its varlen attention reads an internal cache; {TAP}")
     grouped = given.get("enable_gqa", False) or query.shape[1] != key.shape[1]
     kept = {name: given[name] for name in ("scale", "window_size") if name in given}
     options = Options(causal_alignment="bottom-right", enable_gqa=grouped, **kept)

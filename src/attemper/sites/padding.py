@@ -162,7 +162,7 @@ class CallContext:
         if bool(known.own.all()):
             return None, None
         seen = [*shape[:2], shape[2] if rows is None else len(rows)]
-        return None, f"padding of its queries cannot be told under a mask of {list(known.own.shape)} (rows: {seen})"
+        return None, f"padding of its queries is unknown under a mask of {list(known.own.shape)} (rows: {seen})"
 
     def module(self) -> nn.Module:
         """The innermost module that is running."""

@@ -306,7 +306,7 @@ def _conflict(buffer: TapBuffer, owners: Owners) -> str | None:
     if not owners or not buffer.models.isdisjoint(owners.values()):
         return None
     if buffer.captured or any(receiver.receives(buffer) for receiver in living(_receivers) if buffer.models):
-        return "two models have a tap of this name: give the taps of each model names of their own"
+        return "two models have a tap of this name: give each model different tap names"
     buffer.models.clear()
     return None
 

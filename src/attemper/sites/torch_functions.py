@@ -202,7 +202,7 @@ def _with_causal_bias(module: nn.Module, bias: Tensor, options: Options, sizes: 
 def read_multi_head(module: nn.Module, **given: Any) -> AttentionCall:
     """``F.multi_head_attention_forward``'s arguments as a call: queries and keys are projected anew."""
     if given["bias_k"] is not None or given["add_zero_attn"] or given.get("static_k") is not None:
-        raise UnsupportedCallError(module, "it adds keys of its own (add_bias_kv, add_zero_attn or static_k)")
+        raise UnsupportedCallError(module, "it adds extra keys (add_bias_kv, add_zero_attn or static_k)")
     query, key, heads = given["query"], given["key"], given["num_heads"]
     q, k = _project(query, key, given)
     attn_mask, padding = given.get("attn_mask"), given.get("key_padding_mask")

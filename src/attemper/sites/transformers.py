@@ -428,7 +428,7 @@ def outside_registry(model: nn.Module) -> dict[str, str]:
     """Models of transformers inside ``model`` that do not attend through its registry, by name: why not."""
     models: list[Any] = pretrained_models(model)
     return {
-        names_of(model)[part]: f"{type(part).__name__} computes attention with code of its own, not through "
+        names_of(model)[part]: f"{type(part).__name__} computes attention with custom code, not through "
         "transformers' registry"
         for part in models
         if not part._can_set_attn_implementation()

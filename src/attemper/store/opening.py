@@ -76,14 +76,14 @@ class Earlier:
             return (
                 f" holds a run of another model: {_description(self.model, before)}, up to step {self.last_step}. This "
                 f"one is of {now}. Both are kept in its file, but of the earlier one only steps below {step} are "
-                "shown. Give each run a folder of its own, as in attemper.watch(model, store='runs/b')."
+                "shown. Give each run a separate folder, as in attemper.watch(model, store='runs/b')."
             )
         if not (names := self._means(sites)):
             return None
         more = f" (and {count(len(names) - 1, 'more site')})" if len(names) > 1 else ""
         return (
             f": up to step {self.last_step} {clean_name(names[0])}{more} is the mean over all calls of its module. "
-            f"From step {step} on it is the first call, the others are sites of their own (#2, ...), and alarms take "
+            f"From step {step} on it is the first call, the other calls are separate sites (#2, ...), and alarms take "
             "it for a new site."
         )
 

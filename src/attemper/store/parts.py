@@ -262,7 +262,7 @@ def restore(target: Target, rank: int) -> Fragment:
 def _steps_of(table: pyarrow.Table, name: str) -> Steps:
     """What ``scalars_part`` was given."""
     if table.column_names != ["step", "name", "value"]:
-        raise InputError(f"{clean_name(name)} is no part of an attemper run.")
+        raise InputError(f"{clean_name(name)} is not part of an attemper run.")
     found: list[tuple[int, dict[str, float]]] = []
     for row in table.to_pylist():
         if not isinstance(row["step"], int) or not isinstance(row["name"], str):
@@ -312,14 +312,14 @@ def _read(target: Target, name: str) -> pyarrow.Table:
         check_bytes(data)
         return pyarrow.parquet.read_table(io.BytesIO(data))
     except (OSError, InputError, pyarrow.ArrowException) as error:
-        raise InputError(f"{clean_name(name)} is no part of a run, or damaged: {error}.") from error
+        raise InputError(f"{clean_name(name)} is not part of a run, or is damaged: {error}.") from error
 
 
 def _check(table: pyarrow.Table, name: str) -> dict[str, Any]:
     """What a part tells of itself."""
     facts = parse_json((table.schema.metadata or {}).get(KEY, b"null"), f"{clean_name(name)} is damaged: its metadata")
     if facts is None or not {*_MOMENT, *_LABEL, "head"} <= set(table.column_names) or not len(table):
-        raise InputError(f"{clean_name(name)} is no part of an attemper run.")
+        raise InputError(f"{clean_name(name)} is not part of an attemper run.")
     check_document(facts, {"version": COUNT}, f"{clean_name(name)} is damaged: its metadata")
     if facts["version"] > PART_VERSION:
         raise InputError(

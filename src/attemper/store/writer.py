@@ -472,5 +472,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, sqlite3.DatabaseError) and "malformed" in reason:
         return f"its file is damaged or cut off ({reason})"
     if isinstance(error, LockHeldError):
-        return "another watch is writing to it. Give each run a folder of its own"
+        return "another watch is writing to it. Give each run a separate folder"
     return reason.rstrip(".")

@@ -139,12 +139,12 @@ def check(name: str, code: int) -> None:
     if code == _NO_MEMORY:
         raise MemoryError(
             f"backend='native' ({name}) got no memory for what it keeps beside the tensors. Free some, use fewer "
-            "threads (torch.set_num_threads: each has buffers of its own) or shorter sequences, or name "
+            "threads (torch.set_num_threads: each has its buffers) or shorter sequences, or name "
             "backend='blocked', which works in smaller blocks."
         )
     if code == _OTHER_LAYOUT:
         raise BackendError(
-            f"backend='native' ({name}): the library reads its arguments otherwise than this version writes them. "
+            f"backend='native' ({name}): the library was built for another version of attemper. "
             "Build it again: python scripts/build_native.py, or install again; or use backend='blocked'."
         )
     if code == _UNKNOWN_NORMALIZER:
@@ -153,6 +153,6 @@ def check(name: str, code: int) -> None:
             "scripts/build_native.py, or install again; or use backend='blocked'."
         )
     raise BackendError(
-        f"backend='native' ({name}) returned {code}: its plan of its own memory did not hold, and nothing was "
+        f"backend='native' ({name}) returned {code}: its memory plan failed, and nothing was "
         "overwritten. That is a defect; please report the call. Use backend='blocked'."
     )

@@ -118,7 +118,7 @@ def head_order(pair: SitePair) -> Iterator[Finding]:
     orders = [_order(*part) for part in (pair.query, pair.key)]
     moved = [order != np.arange(len(order)) for order in orders]
     said = [
-        f"the {name} of run b are those of heads {', '.join(str(pair.numbers(len(order))[n]) for n in order[:16])}"
+        f"the {name} of run b are the {name} of heads {', '.join(str(pair.numbers(len(order))[n]) for n in order[:16])}"
         for name, order, mark in zip(("queries", "keys"), orders, moved, strict=True)
         if mark.any()
     ]

@@ -43,7 +43,7 @@ def _of_layer(pair: SitePair, pairs: Sequence[SitePair], marks: Marks) -> Said |
             both = [(own.weights[name], its.weights.get(name, np.zeros(0))) for name in marks]
             same = all(one.shape == two.shape and (_apart(one, two) <= SAME).all() for one, two in both)
             if other is not pair and same:
-                return "order_of_layers", f"{', '.join(marks)} of run {run} are those of {its.name} in the other run"
+                return "order_of_layers", f"{', '.join(marks)} of run {run} equal those of {its.name} in the other run"
     return None
 
 
@@ -53,7 +53,7 @@ def _transpose(a: Weights, b: Weights, marks: Marks) -> Said | None:
         turned = np.concatenate((a[name][0, :1], a[name][0, 1:].reshape(SIDE, SIDE).T.ravel()))
         if rows != columns or _apart(turned, b[name][0]) > SAME:
             return None
-    return "transposed", f"{', '.join(marks)} of run b is that of run a transposed"
+    return "transposed", f"{', '.join(marks)} of run b equals run a's, transposed"
 
 
 def _elsewhere(a: Weights, b: Weights, marks: Marks) -> Said | None:

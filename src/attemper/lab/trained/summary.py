@@ -63,7 +63,7 @@ def read_summary(path: Path, experiment: str) -> dict[str, Any]:
         content = parse_json(path.read_bytes(), "its text")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"lab {experiment}: {str(path)!r} is no file of results: {error}. Name the results.json that the "
+            f"lab {experiment}: {str(path)!r} is not a results file: {error}. Name the results.json that the "
             "experiment wrote into its folder of runs."
         ) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or content.get("experiment") != experiment:
