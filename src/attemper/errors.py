@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """The caller passed something that has no meaning here."""
+    """An argument has a value that is not allowed."""
 
 
 class BackendError(RuntimeError):
-    """The backend that was named is missing, or cannot do what was asked. The message names one that can."""
+    """The named backend is missing or cannot do this call. The message names one that can."""
 
 
 class MissingExtraError(ImportError):

@@ -1,4 +1,4 @@
-"""How a temperature, or any positive target, changes over training and over layers: pure functions above 0.
+"""Schedules of a temperature, or any positive target, over training and layers. Pure functions above 0.
 
 A schedule is called with ``(step, total_steps)`` and gives a number above 0. It depends on nothing else, so a resumed
 run goes on with the same bits. Steps before the first count as the first, steps from ``total_steps`` on as the end.

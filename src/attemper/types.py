@@ -1,4 +1,4 @@
-"""Types that functions of attemper return, for annotations and ``isinstance``. Nobody makes them by hand."""
+"""Types that attemper returns, for annotations and ``isinstance``. You never create them yourself."""
 
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.control.calibration import Calibration

@@ -64,7 +64,7 @@ HOSTILE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "sites that are none": (lambda d: d | {"sites": {SITE: []}}, "is damaged"),
     "no sites": (lambda d: d | {"sites": {}}, "is damaged"),
     "another version": (lambda d: d | {"version": 99}, "it says .*99"),
-    "a list": (lambda d: [d], "no description of a tempered model"),
+    "a list": (lambda d: [d], "not a description of a tempered model"),
     "infinity": (lambda d: with_site(d, [LEARNED | {"ceiling": float("inf")}]), "Infinity is not a JSON number"),
 }  # fmt: skip
 

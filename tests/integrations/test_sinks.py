@@ -87,8 +87,11 @@ def test_missing_and_infinite_values_are_left_out_and_nothing_is_sent_for_none()
     [
         (3, r"int is not a known tracker\. Accepted: something with \.log_metrics\(dict, step=\)"),
         (logging.getLogger("x"), r"Logger is not a known tracker.*\.add_scalar\(name, value, step\)"),
-        (SimpleNamespace(log=lambda name, value: None), r"no tracker.*\.track\(value, name=, step=\).*or a function"),
-        (lambda values: None, "function is no tracker"),
+        (
+            SimpleNamespace(log=lambda name, value: None),
+            r"not a known tracker.*\.track\(value, name=, step=\).*or a function",
+        ),
+        (lambda values: None, "function is not a known tracker"),
         (AddScalar, "AddScalar is a class. Pass an instance of it"),
     ],
 )

@@ -80,7 +80,7 @@ def facts_of(request: Request) -> CallFacts:
 
 
 class AttentionStats:
-    """Statistics of attention rows: an attribute [B, H, Q] per name asked for (``key_mass`` [B, H, K]).
+    """Statistics of attention rows, one tensor [B, H, Q] per name (``key_mass`` is [B, H, K]).
 
     ``lse`` and ``max_logit`` are always there, so that partial results over keys can merge. Float32, or float64 for
     float64 inputs; ``visible_keys`` and ``support_size`` are int64 (exact to 2^24 keys; above, float32's nearest
@@ -323,7 +323,7 @@ class AttentionStats:
 
 
 class AttentionOutput(NamedTuple):
-    """What attention gives: its output, and statistics if any were asked for."""
+    """The output of attention, with statistics if you asked for them."""
 
     output: Tensor
     """[B, H, Q, E]."""

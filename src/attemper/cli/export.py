@@ -58,7 +58,7 @@ def export(
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help=f"{RUN_HELP} Of several, up to 8, one page lays all over each other."),
+        typer.Argument(metavar="RUN...", help=f"{RUN_HELP} Several runs, up to 8, share one page."),
     ],
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="File to write. By default, the run's name in this folder.")

@@ -58,7 +58,7 @@ def calibrate(
     seed: int = 0,
     on_batch: OnBatch | None = None,
 ) -> Calibration:
-    r"""Temperatures that minimise a loss: one for the model, one for each attention layer, or one for each head.
+    r"""Finds temperatures that minimise a loss, per model, layer or head.
 
     .. math:: \min_{\log T} \frac{1}{n} \sum_b loss(model_T, b)
 

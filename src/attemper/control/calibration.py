@@ -40,7 +40,7 @@ _AT_A_BOUND = 1.02
 
 @dataclass(frozen=True)
 class Calibration:
-    """What :func:`attemper.calibrate` found. ``print(calibration)`` shows a table.
+    """The result of :func:`attemper.calibrate`. ``print(calibration)`` shows a table.
 
     Losses are means over the held-out batches, in the unit of the user's loss (nats, for a cross-entropy).
     """
@@ -67,12 +67,12 @@ class Calibration:
 
     @property
     def tells(self) -> bool:
-        """Whether the held-out batches tell the loss before from the loss after: the interval leaves 0 out."""
+        """Whether held-out batches show a difference in loss: the interval excludes 0."""
         return self.interval[0] > 0 or self.interval[1] < 0
 
     @property
     def at_bounds(self) -> tuple[str, ...]:
-        """Sites with a temperature that is held by a bound of the search: the least loss may lie beyond."""
+        """Sites whose temperature is at a bound of the search. A smaller loss may lie beyond."""
         low, high = self.bounds[0] * _AT_A_BOUND, self.bounds[1] / _AT_A_BOUND
         return tuple(site for site, found in self.temperatures.items() if min(found) < low or max(found) > high)
 
@@ -88,7 +88,7 @@ class Calibration:
 
     @property
     def doubt(self) -> str | None:
-        """Why these temperatures should not be used as they are; None if nothing speaks against it."""
+        """Why you should not use these temperatures as they are, or None."""
         low, high = self.interval
         if not self.tells:
             return (
@@ -135,7 +135,7 @@ class Calibration:
         fold_("Calibration.fold", model, self._tensors())
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in JSON's types, schema 1."""
+        """Returns everything in JSON types, schema 1."""
         judged = {"tells": self.tells, "at_bounds": list(self.at_bounds), "doubt": self.doubt}
         return {"schema": 1, **asdict(self), **judged}
 

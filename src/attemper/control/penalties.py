@@ -46,7 +46,7 @@ class Penalty(ABC):
 
 
 class EntropyTarget(Penalty):
-    r"""Holds entropies at a target.
+    r"""Penalty that pulls entropies to a target.
 
     .. math:: coef \cdot \operatorname{mean} \max(|H - \alpha| - tolerance, 0)^2
 
@@ -100,7 +100,7 @@ class EntropyTarget(Penalty):
 
 
 class EntropyBonus(Penalty):
-    """Rewards entropy, ``-coef * mean H``: keeps heads from collapsing; a negative ``coef`` sharpens."""
+    """Penalty that rewards entropy, ``-coef * mean H``. It prevents collapse; a negative ``coef`` sharpens."""
 
     def rows(self, stats: AttentionStats, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         entropy = stats["entropy"]
@@ -108,7 +108,7 @@ class EntropyBonus(Penalty):
 
 
 class EntropyDiversity(Penalty):
-    r"""The heads of a layer should differ: minus ``coef`` times the variance of their mean entropies.
+    r"""Penalty that makes a layer's heads differ: ``-coef`` times the variance of their mean entropies.
 
     .. math:: -coef \cdot \frac{1}{H} \sum_h (\bar H_h - \bar H)^2
     """
@@ -134,7 +134,8 @@ class EntropyDiversity(Penalty):
 
 
 class ZLoss(Penalty):
-    """Keeps logits from drifting: ``coef * mean lse^2``, lse the log of the sum of exponentials of a row's scores."""
+    """Penalty that keeps logits from drifting: ``coef * mean lse^2``. lse is the log of the sum of exponentials of a
+    row's scores."""
 
     stats = ("lse",)
 

@@ -33,7 +33,7 @@ _ADVICE = "MuonClip uses 100."
 
 
 class QKClip(Handle):
-    r"""Holds the largest attention logit of each head at a threshold, through its query and key weights, after a step.
+    r"""Clips each head's largest attention logit by scaling its query and key weights.
 
     With :math:`S_h` the largest logit of head h since the last step and :math:`\gamma_h = \min(1, t / S_h)`: the key
     weights of a group g of heads are multiplied by :math:`\sqrt{\gamma_g}`, :math:`\gamma_g = \min_{h \in g} \gamma_h`,
@@ -109,13 +109,13 @@ class QKClip(Handle):
         self._watch.step()  # from now on steps are counted, so that all passes of one are read together
 
     def remove(self) -> None:
-        """Takes every hook off the model. Weights stay as they are. May be called again."""
+        """Removes every hook from the model. Weights stay as they are. You may call it again."""
         self._watch.close()
 
     close = former_close
 
     def step(self) -> dict[str, Tensor]:
-        """Clips what the forward passes since the last step have shown.
+        """Clips heads whose logits exceeded the threshold since the last step.
 
         Call it after ``optimizer.step()``, on all ranks, also where one of them had no batch.
 
@@ -139,7 +139,7 @@ class QKClip(Handle):
         return {"threshold": self.threshold, "steps": self.steps, "clipped": self.clipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint.
+        """Restores a checkpoint.
 
         Raises:
             InputError: the state is not one of ``QKClip``.

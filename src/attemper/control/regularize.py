@@ -26,7 +26,7 @@ from attemper.sites.wrap import listen, unlisten
 def regularize(
     model: nn.Module, penalty: Penalty, *, sites: Iterable[str] | None = None, observe: str = "replace"
 ) -> Regularizer:
-    r"""Adds a loss on the sharpness of a model's attention to the training of it; the model's code stays as it is.
+    r"""Adds a penalty on attention sharpness to a model's training loss. The model's code stays as it is.
 
     .. math:: L + coef \cdot \operatorname{mean}_{sites} \operatorname{mean}_{heads, rows} \varphi(H)
 
@@ -166,11 +166,11 @@ class Regularizer(Handle):
         return self.attach(loss, share=share)
 
     def step(self) -> None:
-        """Goes on by one optimizer step, where the target is scheduled."""
+        """Advances a scheduled target by one optimizer step."""
         self._go_to(self.steps + 1)
 
     def reset(self) -> None:
-        """Forgets forward passes that were thrown away."""
+        """Drops forward passes whose loss you do not use."""
         self._ledger.pending, self._ledger.running = Round(), None
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Regularizer(Handle):
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint.
+        """Restores a checkpoint.
 
         Raises:
             InputError: the state is not one of ``regularize``.
@@ -188,7 +188,7 @@ class Regularizer(Handle):
         self._go_to(int(state["steps"]))
 
     def remove(self) -> None:
-        """Takes the penalty off the model. May be called again."""
+        """Removes the penalty from the model. You may call it again."""
         self._hook.remove()
         self._ledger.removed = True
         for site in self._sites:

@@ -117,7 +117,7 @@ class SpectralScale(nn.Module):
 
 
 class SigmaReparam(Handle):
-    """The weights that :func:`sigma_reparam_` changed in a model, to be undone.
+    """Handle of :func:`sigma_reparam_`, which can undo its changes.
 
     Attributes:
         names: of the weights, as in the model.
@@ -150,7 +150,7 @@ class SigmaReparam(Handle):
 def sigma_reparam_(
     model: nn.Module, *, which: str = "all", sites: Iterable[str] | None = None, gamma: float | None = None
 ) -> SigmaReparam:
-    r"""Gives weights of linear layers a learned spectral norm, so that attention logits cannot run away in training.
+    r"""Gives linear layers a learned spectral norm, which bounds attention logits.
 
     .. math:: \hat W = \gamma \frac{W}{\sigma(W)}
 

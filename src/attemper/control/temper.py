@@ -59,8 +59,8 @@ def temper(
     normalizer: str | Normalizer | None = None,
     sites: Iterable[str] | None = None,
 ) -> Tempered:
-    r"""Gives the attention of an existing model a temperature, which multiplies the model's own; or another
-    normalizer from scores to weights.
+    r"""Gives a model's attention a temperature, or another normalizer from scores to weights. The temperature
+    multiplies the model's own.
 
     .. math:: \mathrm{softmax}(\mathrm{softcap}(\tfrac{scale}{T}\, q \cdot k) + bias)
 
@@ -161,12 +161,12 @@ class Tempered(Handle):
         return tuple(dict.fromkeys((*self.temperatures, *self.normalizers)))
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What is learned, for an optimizer; what several sites share comes once."""
+        """Learned parameters, for an optimizer. Parameters that sites share come once."""
         parts = (*self.temperatures.values(), *self.normalizers.values())
         yield from dict.fromkeys(parameter for part in parts for parameter in part.parameters())
 
     def step(self) -> None:
-        """Goes on by one optimizer step, where temperatures are scheduled: each schedule once for all its sites."""
+        """Advances scheduled temperatures by one optimizer step. Each schedule moves once for all its sites."""
         factors = (factor for part in self.temperatures.values() for factor in part.modules())
         for schedule in dict.fromkeys(factor for factor in factors if isinstance(factor, ScheduledTemperature)):
             schedule.step()
@@ -220,7 +220,7 @@ class Tempered(Handle):
         self.remove()
 
     def remove(self) -> None:
-        """Takes every temperature and normalizer off the model, which is what it was. May be called again."""
+        """Removes every temperature and normalizer, which restores the model. You may call it again."""
         for site, child, part in self._children:
             actions = getattr(site.module, ACTIONS, None)
             for names in () if actions is None else (actions.temperatures, actions.normalizers):

@@ -83,7 +83,7 @@ class Reading:
 
 
 class Thermostat(Handle):
-    r"""Holds each head's (or layer's) entropy at a target, or in a band, by its temperature.
+    r"""Keeps each head's (or layer's) entropy at a target or in a band, by temperature.
 
     .. math:: \log T \leftarrow \log T + \mathrm{clip}\left(rate \cdot \frac{\alpha - \bar H}{d\bar H / d \log T},\
               \pm max\_step\right)
@@ -182,7 +182,7 @@ class Thermostat(Handle):
         return {name: part.value().detach().clone() for name, part in self._temperatures.items()}
 
     def step(self) -> dict[str, Reading]:
-        """Goes on by one optimizer step: moves the temperatures by what the forward passes since the last one showed.
+        """Moves the temperatures after an optimizer step. It uses the forward passes since the last call.
 
         Under torch.distributed every rank must call it; temperatures of one head move alike on all of them.
 
@@ -211,7 +211,7 @@ class Thermostat(Handle):
         return {"steps": self.steps, "log_temperatures": logs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint.
+        """Restores a checkpoint.
 
         Raises:
             InputError: the state is not one of ``Thermostat``, or its sites are not these.
@@ -236,7 +236,7 @@ class Thermostat(Handle):
         self.steps = int(state["steps"])
 
     def remove(self) -> None:
-        """Takes temperatures and measuring off the model. May be called again."""
+        """Removes the temperatures and hooks from the model. You may call it again."""
         for site in self._sites:
             unlisten(site, self._meters[site.name])
         self._tempered.remove()

@@ -56,7 +56,7 @@ TAKEN_BACK = 0.02
 
 
 def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
-    """Where and why two runs of one model over the same tokens differ.
+    """Finds where two runs of one model first differ, and why. Both runs read the same tokens.
 
     Each run is first tested against itself: its final scores as a function of its own products q.k, its visible keys,
     the mass that its sink takes. Rounding of queries and keys cancels there. What is left is compared stage by stage

@@ -62,7 +62,7 @@ class Explanation:
 
     @property
     def is_fault(self) -> bool:
-        """Whether something differs that changes what the model computes."""
+        """Whether the difference changes what the model computes."""
         return self.kind not in HARMLESS
 
     @classmethod

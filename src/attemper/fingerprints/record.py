@@ -14,7 +14,7 @@ from attemper.text import counts
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
-    """What :func:`attemper.fingerprint` keeps of a model over some tokens. It holds no text and no token ids.
+    """The result of :func:`attemper.fingerprint`. It holds no text and no token ids.
 
     Attributes:
         model: its class and what it was loaded from.

@@ -119,7 +119,7 @@ def varlen_attention(
     enable_gqa: bool = False,
     **options: Unpack[Keywords],
 ) -> AttentionOutput:
-    """``attention`` over packed documents: each sees only itself. The laws and options are those of :func:`attention`.
+    """``attention`` over packed documents: each sees only itself. It has the laws and options of :func:`attention`.
 
     Args:
         query: [total_q, H, D]: the documents' queries one after another.
@@ -165,7 +165,8 @@ def attention_statistics(
     generator: torch.Generator | None = None,
     **options: Unpack[Keywords],
 ) -> AttentionStats:
-    """The statistics alone, from queries and keys: no value, no output, about half the work of a forward pass.
+    """Returns attention statistics from queries and keys alone. It needs no values, computes no output, and does about
+    half the work of a forward pass.
 
     It can stand beside any attention, whoever's kernel computes the output. Arguments as :func:`attention`.
 

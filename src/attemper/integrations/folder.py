@@ -21,7 +21,7 @@ from attemper.sites.names import class_name
 
 
 def load(folder: str | os.PathLike[str], cls: Any = None) -> Any:
-    """The model of a folder with its temperatures and normalizers, in evaluation mode.
+    """Loads the model in a folder with its temperatures and normalizers, in evaluation mode.
 
     While :func:`attemper.temper` (or a ``Thermostat``) stands on a model, its ``save_pretrained`` writes
     ``attemper.json`` and ``attemper.safetensors`` beside the weights, in checkpoints of ``Trainer`` too, and a field

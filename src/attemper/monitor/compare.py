@@ -33,7 +33,8 @@ def compare(
 def compare(
     before: Any, after: Any, batches: Iterable[Any] | None = None, *, names: tuple[str, str] | None = None
 ) -> Comparison | Explanation:
-    """What changed between two of one kind: a checkpoint and a later one, a model before and after a fix.
+    """Returns what changed between two results of one kind, head by head. Compare a checkpoint with a later one, or a
+    model before and after a fix.
 
     Sites are matched by name, kind and mode, heads by number. ::
 

@@ -63,7 +63,7 @@ def scan(
     whole_passes: bool = False,
     on_batch: Callable[[int], None] | None = None,
 ) -> Scan:
-    """Exact attention statistics of every head of ``model`` over ``batches``.
+    """Measures exact attention statistics of every head of ``model`` over ``batches``.
 
     Each batch runs through the model once, without gradients, in the mode (train or eval) that the model is in. In a
     model of transformers' own classes, in eval mode and without hooks, only the first pass, and each with a larger

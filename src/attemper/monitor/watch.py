@@ -67,7 +67,8 @@ def watch(
     reduce: str | ProcessGroup | DeviceMesh | None = None,
     shadow_batch: int | None = None,
 ) -> Watch:
-    """Watches every attention of ``model`` while you train or run it, without changing a bit of what it computes.
+    """Watches every attention of ``model`` while you train or run it. It changes no bit of what the
+    model computes.
 
     On sampled steps the statistics of each attention call are computed beside it, from its queries and keys; on
     other steps nothing happens. Outputs, gradients and random numbers are bit-identical with and without (one
@@ -157,7 +158,7 @@ class Watch(Passes):
         self.close()
 
     def close(self) -> None:
-        """Takes every hook off the model, and ends the store. What was read stays readable."""
+        """Removes every hook from the model and ends the store. Samples stay readable."""
         self._closed = True
         warned: Warning | None = None
         for part in (
@@ -283,7 +284,7 @@ class Watch(Passes):
 
     @quietly
     def end_sample(self) -> None:
-        """Ends the sample that has begun, if any, between two steps: it is of the step that ended last."""
+        """Ends a sample that runs between two steps. It counts for the last step."""
         self._drop_interrupted()
         self._collector.commit()
         tap_buffers.deliver()
@@ -326,13 +327,13 @@ class Watch(Passes):
 
     @property
     def current(self) -> tuple[SiteReading, ...]:
-        """What the step that is running has shown so far; nothing where no attention of it was sampled."""
+        """The sample of the running step so far; empty if it is not sampled."""
         found = self._readings()
         return found.sites if found.period == self._collector.period else ()
 
     @property
     def run(self) -> Run:
-        """Every sample so far, as ``attemper.open`` gives them."""
+        """Every sample so far, as a run that ``attemper.open`` returns."""
         self._record()
         if self._first is not None:
             self._first.give()
@@ -363,7 +364,7 @@ class Watch(Passes):
         return self.run.to_html(path, last=self.table().reading if self._readings().sites else None)
 
     def alarms(self) -> tuple[Alarm, ...]:
-        """The alarms that stand now, the worst first, each with the step at which it began (``since``)."""
+        """The current alarms, worst first, each with its first step (``since``)."""
         return self.table().alarms
 
     def to_pandas(self) -> Any:

@@ -1,4 +1,4 @@
-"""Modules that hold options of attention: temperatures, normalizers, and attention layers that take them."""
+"""Modules for attention: temperatures, normalizers, and attention layers that use them."""
 
 from attemper.nn.attention import CrossAttention, MultiheadAttention
 from attemper.nn.bounds import bounded_exponential

@@ -19,7 +19,7 @@ Limits: TypeAlias = Mapping[str, float | None]
 
 @dataclass(frozen=True, init=False, repr=False)
 class AlarmLimits:
-    """When alarms ring, by kind, everywhere and at sites of your choice. What is not named keeps its default::
+    """Limits at which alarms start, by kind, for all sites or some. What is not named keeps its default::
 
         attemper.watch(model, limits=AlarmLimits(logits=50, drift=None, sites={"*.layers.0.*": {"first_token": 0.95}}))
 
@@ -41,7 +41,7 @@ class AlarmLimits:
     def of(
         cls, limits: AlarmLimits | Mapping[str, Any] | None, known: Mapping[str, float] = DEFAULT_LIMITS
     ) -> AlarmLimits:
-        """``limits=`` as somebody gave it: the record, a mapping of names (and ``sites``), or None.
+        """Makes limits from a record, a mapping of names (and ``sites``), or None.
 
         Raises:
             InputError: a name that is none of ``known``, or a value that is not a number.

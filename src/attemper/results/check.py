@@ -51,7 +51,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Check:
-    """What a model's tokens should see and do see. Prints as a table; ``rules`` has a ``Rule`` for each.
+    """Which tokens each token should see, and does see. Prints as a table; ``rules`` has a ``Rule`` for each.
 
     Attributes:
         model: its name.
@@ -79,7 +79,7 @@ class Check:
 
     @property
     def unproved(self) -> tuple[Rule, ...]:
-        """The rules that are neither kept nor broken: nothing declares them, or it cannot be told."""
+        """The rules that are not declared, or that cannot be decided."""
         return tuple(rule for rule in self.rules if rule.verdict in ("not declared", "cannot tell"))
 
     def raise_if_broken(self) -> None:

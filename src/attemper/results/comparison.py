@@ -94,7 +94,7 @@ class HeadChange:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """What changed from one scan to another. ``print(comparison)`` shows a table.
+    """The changes from one scan to another. ``print(comparison)`` shows a table.
 
     Attributes:
         before, after: the names of the two sides.
@@ -159,16 +159,16 @@ class Comparison:
 
     @property
     def judged(self) -> tuple[HeadChange, ...]:
-        """The heads of which a floor is known."""
+        """The heads with a known floor."""
         return tuple(head for head in self.heads if any(floor is not None for floor in head.floors.values()))
 
     @property
     def beyond(self) -> tuple[HeadChange, ...]:
-        """The heads that differ, in any statistic, by more than rounding, sampled rows and other texts explain."""
+        """The heads that differ beyond their floor in any statistic."""
         return tuple(head for head in self.judged if any(map(head.is_beyond, head.floors)))
 
     def largest(self, statistic: str, count: int = 10) -> tuple[HeadChange, ...]:
-        """The heads in which a statistic changed most, whichever way.
+        """The heads in which a statistic changed most, up or down.
 
         Raises:
             InputError: the statistic is not one of ``STATISTICS``.
@@ -178,7 +178,7 @@ class Comparison:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Those of ``STATISTICS`` that there is something to show of: four always, the rest if a scan has it."""
+        """Names of the statistics to show: four always, the others if a scan has them."""
         known = {name for head in self.heads for name, pair in head.pairs.items() if pair != (None, None)}
         return tuple(name for name in STATISTICS if name in ALWAYS or name in known)
 
@@ -219,7 +219,7 @@ class Comparison:
     def to_html(
         self, path: str | os.PathLike[str], *, patterns: tuple[Sequence[Any], Sequence[Any]] = ((), ())
     ) -> Path:
-        """Writes the page of this comparison: one HTML file that opens offline, with every number exact.
+        """Writes this comparison as one HTML page that opens offline, with exact numbers.
 
         It is written whole or not at all, and the same comparison gives the same bytes.
 

@@ -21,7 +21,7 @@ KINDS = (
 
 
 def open(path: str | os.PathLike[str]) -> Any:
-    """Opens whatever attemper wrote; its content says what it is, not its name. Nothing in it is changed.
+    """Opens any file or run that attemper wrote, without changing it. It looks at the content, not at the name.
 
     ::
 

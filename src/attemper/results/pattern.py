@@ -39,7 +39,7 @@ _SMALL = "font-size:12px;color:inherit;opacity:0.75"
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """The weights of one head for one text. In a notebook it shows itself as a heat map.
+    """The attention weights of one head for one text. In a notebook it shows itself as a heat map.
 
     Attributes:
         weights: [Q, K] on the CPU, float64 for float64 queries, float32 otherwise: what is applied to the values,
@@ -101,7 +101,7 @@ class Pattern:
 
 
 class Patterns(Sequence[Pattern]):
-    """The patterns of all heads of a layer or a model for one text, in the order of its calls.
+    """The attention weights of all heads of a layer or model, for one text. They stand in the order of calls.
 
     ``patterns[0]`` and ``for pattern in patterns`` give a :class:`Pattern` each; a slice gives ``Patterns``.
 

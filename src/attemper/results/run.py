@@ -14,7 +14,7 @@ from attemper.store.run import StoredRun
 
 
 class Run(StoredRun):
-    """Every statistic of every head over a run, as far as it is written when it is asked.
+    """A stored run: every statistic of every head, as far as written.
 
     Steps are those that were sampled. A resumed run has no step twice: what was written later replaces what it
     overlaps. Ask for a site by name; where one name was seen in training and in evaluation, or in self and cross
@@ -24,7 +24,7 @@ class Run(StoredRun):
     # --- one step ---
 
     def at(self, step: int, *, alarms: bool = True) -> Scan:
-        """What the watch showed at a step, as far as it was stored: no histograms, no curves, no rows.
+        """Returns the scan of one step. A run stores no histograms, curves or rows.
 
         Args:
             step: one of ``steps``.
@@ -37,7 +37,7 @@ class Run(StoredRun):
         return Scan(reading, None, notes)
 
     def compare(self, other: Run | Scan) -> Comparison:
-        """What changed from the last sample of this run to that of another one, or to a scan.
+        """Compares the last sample of this run with another run or scan.
 
         Raises:
             InputError: they are of different models: no site in common, or other heads.
@@ -46,7 +46,7 @@ class Run(StoredRun):
         return compare_readings(self, other, names=(self.name, theirs))
 
     def to_html(self, path: str | os.PathLike[str], *, last: Reading | None = None, beside: Sequence[Run] = ()) -> Path:
-        """Writes the page of this run: one HTML file of at most 2 MB that opens offline, with every head's history.
+        """Writes this run as one HTML page that opens offline, with every head's history. The file has at most 2 MB.
 
         It is written whole or not at all, and the same samples give the same bytes.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Scan:
-    """What a scan found. ``print(scan)`` shows a table; in a terminal ``rich.print(scan)`` colours it.
+    """The result of a scan. ``print(scan)`` shows a table; in a terminal ``rich.print(scan)`` colours it.
 
     Attributes:
         reading: everything, as one frozen record.
@@ -53,7 +53,7 @@ class Scan:
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Scan:
-        """A scan from the JSON of ``to_json`` or ``attemper scan --json``: the text, or the path of a file with it.
+        """Reads a scan from JSON. ``source`` is the text of ``to_json`` or ``attemper scan --json``, or a file's path.
 
         It has every reading and no statistics of rows: ``row_statistics`` raises.
 
@@ -73,7 +73,7 @@ class Scan:
 
     @property
     def backend(self) -> str:
-        """What computed the statistics; several names, joined by commas, where sites differ."""
+        """Name of the backend that computed the statistics; several, with commas, if sites differ."""
         return self.reading.backend
 
     @property
@@ -95,7 +95,7 @@ class Scan:
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """What was read, as labels: ``3/64`` of a shard; of a scan that is none, ``#`` and a digest of its sums.
+        """Labels of the shards read: ``3/64`` for a shard; ``#`` and a digest of the sums for a whole scan.
 
         Empty where there is nothing to merge: loaded from JSON, or a watch's sample.
         """
@@ -103,11 +103,11 @@ class Scan:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Labels of the shards of the whole that this scan does not have."""
+        """Labels of the shards that this scan lacks."""
         return () if self._part is None else self._part.missing
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the sums of every head, which merge with those of other scans: :func:`attemper.open` reads them.
+        """Writes the sums of every head to a file. :func:`attemper.open` reads it; scans merge from such files.
 
         The file is written whole or not at all. It holds no text, no token and no path.
 
@@ -122,7 +122,7 @@ class Scan:
         return save(self._sums("save"), path)
 
     def merge(self, *others: Scan) -> Scan:
-        """The scan of all texts of these scans together: bit for bit the same, whatever the order they come in.
+        """Merges scans into the scan of all their texts. Bits do not depend on their order.
 
         Sums are added in the order of the shards' numbers, so bits depend on the number of shards alone. The result
         has no statistics of rows; the limits of its alarms are those of its first shard.
@@ -155,7 +155,7 @@ class Scan:
         return self.reading.to_json(indent)
 
     def to_html(self, path: str | os.PathLike[str], *, patterns: Sequence[Any] = ()) -> Path:
-        """Writes the page of this scan: one HTML file of at most 2 MB that opens offline, for people.
+        """Writes this scan as one HTML page that opens offline. The file has at most 2 MB.
 
         It is written whole or not at all, and the same scan gives the same bytes.
 
@@ -192,7 +192,7 @@ class Scan:
         return frame
 
     def row_statistics(self, site: str) -> Any:
-        """Per-row statistics of the last batch at ``site``: an :class:`attemper.types.AttentionStats` of
+        """Returns per-row statistics of the last batch at ``site``. An :class:`attemper.types.AttentionStats` of
         tensors [B, H, Q].
 
         Raises:
@@ -215,7 +215,7 @@ class Scan:
         raise InputError(f"no site {site!r} was seen. Sites: {', '.join(site.name for site in self.sites)}.")
 
     def rows(self) -> Rows:
-        """The rows that ``attemper.scan(..., keep_rows=...)`` kept: of each query, site and head every statistic.
+        """Returns the rows that ``keep_rows=`` kept: every statistic by query, site and head.
 
         They are in memory alone, in no JSON and in no file of ``save``: ``rows().to_pandas()`` writes them anywhere.
 

@@ -106,7 +106,7 @@ def tap(
     name: str,
     **options: Unpack[ScoreKeywords],
 ) -> None:
-    """Measures an attention from inside the model that computes it, whenever a watch samples the step.
+    """Measures one attention call from inside your model when a watch samples.
 
     Put it beside any attention call, with the queries and keys that it gets. It returns nothing, changes nothing,
     holds no graph, and costs a call when no watch is sampling. It stays in a graph of

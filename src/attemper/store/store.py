@@ -21,7 +21,7 @@ DEFAULT_BITS = 15
 
 @dataclass(frozen=True)
 class Store:
-    """Where a watch keeps the history of every head, for ``attemper.watch(model, store=...)``.
+    """Options of a stored run, for ``attemper.watch(model, store=...)``.
 
     A plain path does the same with everything else as it stands here. Readings are stored: no text, no token ids, and
     of a path in the model's configuration only its last name.

@@ -48,7 +48,7 @@ def fingerprint(
     heads: Iterable[int] | None = None,
     name: str | None = None,
 ) -> Fingerprint:
-    """What the attention of ``model`` does with ``batches``, for :func:`attemper.explain`: a few rows of every site.
+    """Records a few attention rows of every site, for :func:`attemper.explain`.
 
     Each batch runs through the model once, without gradients. The model's own attention runs and is looked at; nothing
     is put in its place. Rows are chosen by token: padding, its side, and how texts are batched make no difference.
