@@ -51,6 +51,7 @@ PAGES: dict[str, Callable[[Any], Any]] = {
     "check": lambda runs: check_page(test_check.certificate()),
     "runs": runs_page,
     "heads": lambda runs: test_patterns.heads(12, 12),
+    "one head": lambda runs: test_patterns.heads(12, 12)[:1],
 }
 
 

@@ -400,7 +400,7 @@ class WeightsCollector(Collector):
         roles = self._roles.scores(problem, kind, real, ids, sequence=place, heads=chosen)
         own = ((part, place if part is not None and part.shape[0] > 1 else 0) for part in (real, keys, *ids))
         rows = (None if part is None else part[at].detach().cpu() for part, at in own)
-        self.kept[seen] = HeadWeights(seen, found, *rows, roles)
+        self.kept[seen] = HeadWeights(seen, found, *rows, roles=roles)
 
     def _of_batch(self, batch: int) -> int:
         if self._sequence is None and batch == 1:
