@@ -131,12 +131,12 @@ def test_functions_on_scores_read_the_sign(name: str):
 
 
 def test_addresses_are_taken_in_one_place_which_knows_of_lazy_tensors():
-    """Or where two addresses are compared."""
+    """Or where two addresses are compared, or one is part of a key together with the sign."""
     root = Path(attemper.__file__).parent
     taken = [
         f"{path.relative_to(root)}: {line.strip()}"
         for path in sorted(root.rglob("*.py"))
         for line in path.read_text("utf-8").splitlines()
-        if "data_ptr(" in line and ".data_ptr() == " not in line
+        if "data_ptr(" in line and ".data_ptr() == " not in line and "is_neg()" not in line
     ]
     assert taken == ["backends/native/arguments.py: return tensor.data_ptr()"]
