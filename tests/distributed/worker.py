@@ -281,9 +281,9 @@ def decaying(**options: bool) -> nn.Module:
     return fsdp(with_blocks_compiled(Decaying()), **options)
 
 
-def fsdp_watched_by_some(every: int, watching: bool) -> Any:
+def fsdp_watched_by_some(every: int, watching: bool, seconds: float) -> Any:
     """What is told where a model that gathers its weights is not watched alike by all ranks."""
-    data_parallel.MEET_SECONDS = 3.0
+    data_parallel.MEET_SECONDS = seconds
     wrapped = fsdp(with_blocks_compiled(model()))
     watch = attemper.watch(wrapped, every=every) if watching else None
     try:
@@ -302,9 +302,8 @@ def fsdp_watched_by_some(every: int, watching: bool) -> Any:
 
 def fsdp_watched_by_rank_zero_and_then_by_all() -> Any:
     """What each watch has sampled."""
-    data_parallel.MEET_SECONDS = 3.0
     wrapped, found = fsdp(with_blocks_compiled(model())), []
-    for watching in (dist.get_rank() == 0, True):
+    for watching, data_parallel.MEET_SECONDS in ((dist.get_rank() == 0, 3.0), (True, 60.0)):
         watch = attemper.watch(wrapped) if watching else None
         wrapped(shard()).square().mean().backward()
         with warnings.catch_warnings():
@@ -478,8 +477,8 @@ CASES: dict[str, Callable[[], Any]] = {
     **{f"training {name}": partial(shadowed, build) for name, build in COMPILED.items()},
     "training fsdp2 that writes a parameter": lambda: shadowed(decaying, 6),
     "training fsdp2 that shards its root again": lambda: shadowed(partial(decaying, reshard_after_forward=True), 6),
-    "fsdp2 watched by rank 0": lambda: fsdp_watched_by_some(1, dist.get_rank() == 0),
-    "fsdp2 watched unlike": lambda: fsdp_watched_by_some(1 + dist.get_rank(), True),
+    "fsdp2 watched by rank 0": lambda: fsdp_watched_by_some(1, dist.get_rank() == 0, 3.0),
+    "fsdp2 watched unlike": lambda: fsdp_watched_by_some(1 + dist.get_rank(), True, 60.0),
     "fsdp2 watched by rank 0, then by all": fsdp_watched_by_rank_zero_and_then_by_all,
     "trainer": trainer,
     "lightning": lightning,
