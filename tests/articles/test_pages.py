@@ -77,9 +77,9 @@ def test_a_page_says_of_nothing_else_that_it_is_missing(language: str, phrase: s
     assert phrase not in page
 
 
-def test_the_chinese_page_has_the_title_by_which_the_chinese_readme_links_to_it() -> None:
-    readme = (pages.ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
-    assert f"[{on_disk('zh').splitlines()[0].removeprefix('# ')}](docs/articles/{pages.PAGES['zh'].name})" in readme
+def test_the_chinese_page_has_the_title_by_which_the_chinese_guide_links_to_it() -> None:
+    guide = (pages.ROOT / "docs" / "guide.zh-CN.md").read_text(encoding="utf-8")
+    assert f"[{on_disk('zh').splitlines()[0].removeprefix('# ')}](articles/{pages.PAGES['zh'].name})" in guide
 
 
 def test_every_link_of_a_page_leads_to_a_file() -> None:
