@@ -74,6 +74,18 @@ def test_without_a_model_the_one_that_ships_is_scanned_with_a_page_beside_the_do
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_roles_are_read_and_with_a_flag_induction_on_repeated_bytes(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("abcdefghijklmnopqrstuvwxyz0123456789", encoding="utf-8")  # repeats nothing
+    plain, asked = (run("scan", "--text", tmp_path / "text", "--json", *more) for more in ((), ("--roles",)))
+    scores = [json.loads(ended.out)["sites"][0]["heads"][0]["roles"] for ended in (plain, asked)]
+    assert scores[0]["induction"] is None
+    assert scores[1]["induction"] is not None
+    assert scores[0]["previous token"] == scores[1]["previous token"]
+    refused = run("scan", "--roles", "--texts", tmp_path / "text")
+    assert refused.code == 2
+    assert "is of one text: give no --texts" in " ".join(refused.err.replace("│", " ").split())
+
+
 def test_text_comes_from_standard_input_with_a_dash(run: Run) -> None:
     ended = run("scan", encoder.folder(), "--text", "-", "--json", stdin="one two three")
     assert json.loads(ended.out)["tokens"] == 5  # three words between two special tokens
