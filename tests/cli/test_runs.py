@@ -197,7 +197,7 @@ def test_long_names_of_sites_take_one_line(command: Run, tmp_path: Path, columns
 
 def test_show_says_which_alarms_have_nothing_to_judge(command: Run, folder: Path) -> None:
     text = " ".join(command("show", folder / "a")[1].split())
-    assert "not judged: first_token; there is no judged_first_token_mass." in text
+    assert "not judged: first_token (needs judged_first_token_mass)." in text
 
 
 def test_show_json_has_what_the_view_shows(command: Run, folder: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_call_that_a_pass_does_not_reach_is_told_once() -> None:
     model = Early(1).eval()
     with attemper.temper(model, temperature=0.5, sites=["blocks.0#3"]):
         model(batch(3))
-        with pytest.warns(UserWarning, match=r"acts on blocks\.0#3, and its module attended 2 times in this pass"):
+        with pytest.warns(UserWarning, match=r"acts on blocks\.0#3, but its module attended 2 times in this pass"):
             model(batch(2))
         model(batch(2))
 

@@ -255,7 +255,7 @@ def test_a_state_dict_that_was_gathered_is_what_is_saved(tmp_path: Path):
 def test_a_schedule_of_the_users_own_is_saved_at_its_value_with_a_warning(tmp_path: Path):
     model = llama()
     attemper.temper(model, temperature=ScheduledTemperature(lambda step, total: 0.5 + step / total, 10) * 2.0)
-    with pytest.warns(UserWarning, match=r"saved as what it is at step 0, 0\.5: its schedule is a function of yours"):
+    with pytest.warns(UserWarning, match=r"saved as its value at step 0, 0\.5: its schedule is your own function"):
         model.save_pretrained(tmp_path)
     torch.testing.assert_close(logits(attemper.load(tmp_path)), logits(model), rtol=1e-6, atol=1e-6)
 
@@ -268,7 +268,7 @@ class Own(Temperature):
 def test_a_class_of_the_users_own_is_named_when_saved_and_refused_when_loaded(tmp_path: Path):
     model = llama()
     attemper.temper(model, temperature=Own(), sites=["model.layers.0"])
-    with pytest.warns(UserWarning, match="a Own is a class of yours"):
+    with pytest.warns(UserWarning, match="a Own is your own class"):
         model.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="None is not a temperature or normalizer of attemper"):
         attemper.load(tmp_path)

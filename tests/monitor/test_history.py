@@ -352,7 +352,7 @@ def test_a_watch_that_is_dropped_in_the_middle_of_a_pass_leaves_the_pass_as_it_i
 def test_a_watch_that_nobody_ever_held_says_so(caplog: pytest.LogCaptureFixture) -> None:
     attemper.watch(Stack())
     (record,) = caplog.records
-    assert "a watch of Stack has ended before a pass: nobody holds it any more" in record.message
+    assert "a watch of Stack has ended before a pass, because nothing refers to it" in record.message
 
 
 def test_a_cell_that_is_run_again_ends_the_watch_before_it_and_goes_on(
@@ -368,7 +368,7 @@ def test_a_cell_that_is_run_again_ends_the_watch_before_it_and_goes_on(
     assert (first.failures, watch.failures) == (0, 0)
     assert attemper.open(tmp_path / "run").steps.tolist() == [0, 1, 2, 3, 4]
     (told,) = (record.message for record in caplog.records if "watch" in record.message)
-    assert "an earlier watch of this process wrote to run. It has ended, and this one goes on" in told
+    assert "an earlier watch of this process wrote to run. It has ended, and this one replaces it" in told
 
 
 def test_a_cell_with_a_new_training_keeps_what_the_watch_before_it_wrote(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_run_that_goes_on_or_back_has_the_alarms_of_one_that_never_ended(tmp_p
 
 
 def test_without_a_loss_one_note_says_what_is_not_judged(tmp_path: Path):
-    said = "not judged: loss_spike, nonfinite_loss; there is no loss."
+    said = "not judged: loss_spike, nonfinite_loss (needs loss)."
     with attemper.watch(Own(), store=tmp_path / "a") as watch:
         watch.model(torch.randn(1, 40, 32))
         assert said not in shown(watch)

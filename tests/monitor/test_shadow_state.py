@@ -755,11 +755,11 @@ def test_the_history_says_which_samples_are_of_shadow_passes(tmp_path: Any) -> N
     model = Plain()
     assert run(2) == ()
     model.compile(backend="eager")
-    shadow = "from step 2 on the model ran compiled, and was read in shadow passes, as it was written"
+    shadow = "from step 2 on the model ran compiled; its numbers come from uncompiled shadow passes"
     assert run(2) == (shadow,)
     assert run(1) == (shadow,)
     model._compiled_call_impl = None
-    assert run(1) == (shadow, "from step 5 on the training's own passes were read")
+    assert run(1) == (shadow, "from step 5 on the numbers come from the training passes themselves")
 
 
 def test_whatever_class_a_wrapper_was_given_it_is_found() -> None:

@@ -42,12 +42,10 @@ def test_a_loop_that_is_run_again_without_numbers_goes_on_and_says_so_once(tmp_p
     assert len(trained(tmp_path / "run")) == 1
     run = attemper.open(tmp_path / "run")
     assert run.steps.tolist() == list(range(9))
-    marks = [
-        f"resumed at step {step} by a loop that gave no number: steps are counted on from the last" for step in (3, 6)
-    ]
+    marks = [f"resumed at step {step} without a step number: counting continues from the last" for step in (3, 6)]
     assert [remark[: len(marks[0])] for remark in run.remarks] == marks
     shown = run.to_html(tmp_path / "page.html").read_text("utf-8")
-    assert "Resumed at step 3 by a loop that gave no number" in shown
+    assert "Resumed at step 3 without a step number" in shown
     assert texts.say(texts.note(run.remarks[0]), "zh").startswith("从第 3 步续训，循环没有给出步数")
     assert data_of(shown)
 

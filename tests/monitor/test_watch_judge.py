@@ -30,8 +30,8 @@ def test_the_table_of_a_watch_says_which_alarms_have_nothing_to_judge_yet() -> N
         watch.step()
         table = watch.table()
     assert table.not_judged == (
-        "not judged yet: drift of 4 of 4 heads, which have not settled.",
-        "not judged: loss_spike, nonfinite_loss; there is no loss.",
+        "not judged yet: drift (still changing: 4 of 4 heads).",
+        "not judged: loss_spike, nonfinite_loss (needs loss).",
     )
     assert table.not_judged[0] in str(table)
 
@@ -124,7 +124,7 @@ def test_alarms_that_are_held_back_are_told_in_the_table_the_notes_and_the_verdi
     heads = len(table.reading.heads)
     assert table.alarms == ()
     assert table.reading.untrained_heads == heads
-    sentence = f"the model looks untrained: {heads} of {heads} heads are near uniform; while it does, they"
+    sentence = f"the model looks untrained: {heads} of {heads} heads are near uniform. Until this changes, they"
     assert [note for note in table.notes if note.startswith(sentence)]
     assert "no alarms" not in str(table)
     assert sentence in " ".join(str(table).split())

@@ -175,7 +175,7 @@ def test_a_head_that_never_settles_does_not_drift_and_that_is_said():
     for given in series(ENTROPY, np.linspace(0.9, 0.2, 60)):
         one.feed(given)
     assert told(one.alarms, "drift") == []
-    assert "not judged yet: drift of 1 of 2 heads, which have not settled." in one.notes
+    assert "not judged yet: drift (still changing: 1 of 2 heads)." in one.notes
 
 
 def test_a_head_is_dead_that_is_uniform_in_twenty_readings():
@@ -517,7 +517,7 @@ def test_what_the_samples_do_not_hold_is_not_judged_and_that_is_said():
     part = replace(given, quantities=given.quantities[1:], values=given.values[1:])
     one = Judge()
     assert one.feed(part) == ()
-    assert "not judged: logits, logit_growth; there is no max_logit." in one.notes
+    assert "not judged: logits, logit_growth (needs max_logit)." in one.notes
 
 
 # --- a model that is untrained, and sites that are late ---

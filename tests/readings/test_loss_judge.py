@@ -142,6 +142,6 @@ def test_a_missing_loss_is_a_note_only_where_a_loop_tells_of_steps():
     one = LossJudge(AlarmLimits())
     assert one.notes == ()
     one.expected = True
-    assert one.notes == ("not judged: loss_spike, nonfinite_loss; there is no loss.",)
+    assert one.notes == ("not judged: loss_spike, nonfinite_loss (needs loss).",)
     one.feed(np.array([0]), np.array([1.0]))
     assert one.notes == ()

@@ -107,7 +107,7 @@ def test_a_missing_shard_is_named_and_may_come_later(tmp_path: Path):
     assert parts[2].missing == ("0/4", "1/4", "3/4")
     some = parts[3].merge(parts[0])
     assert some.missing == ("1/4", "2/4")
-    assert some.notes[-1] == "shards are missing, and their texts count nowhere here: 1/4 to 2/4."
+    assert some.notes[-1] == "shards are missing, so the numbers leave out their texts: 1/4 to 2/4."
     assert some.reading.missing_shards == "1/4 to 2/4"
     later = attemper.open(some.save(tmp_path / "some.safetensors"))
     assert equal(later.merge(parts[2], parts[1]), parts[0].merge(*parts[1:]))
@@ -144,7 +144,7 @@ def test_unlike_machines_are_words():
     first, second = part(scan(0)), replace(part(scan(1)), computed_on=("another processor",))
     reading = merge([second, first]).reading()
     assert "another processor" in (reading.computed_on or "")
-    assert reading.notes[-1].startswith("the parts were computed on unlike machines; the last bits depend on that: ")
+    assert reading.notes[-1].startswith("the parts come from different machines, which affects the last bits: ")
     assert merge([first, part(scan(1))]).reading().computed_on is None
 
 

@@ -99,13 +99,13 @@ NOTES = (
     "too few keys to judge (32 needed): 5 of 72 heads, at layer.0 (5); give longer inputs or lower fewest_keys.",
     "too few keys to judge (32 needed): all 16 heads; give longer inputs or lower fewest_keys.",
     "no valid row to judge: the only head.",
-    "the model looks untrained: 1 of 72 heads is near uniform; while it does, they raise no alarm.",
-    "not judged yet: drift of 6 of 16 heads, which have not settled.",
-    "not judged: logits; there is no max_logit.",
+    "the model looks untrained: 1 of 72 heads is near uniform. Until this changes, they raise no alarm.",
+    "not judged yet: drift (still changing: 6 of 16 heads).",
+    "not judged: logits (needs max_logit).",
     "3 samples are lost: disk full",
     "1 sample is lost: disk full",
-    "thinned: up to step 1,000 at least one sample in 8 is kept; alarms are judged by those",
-    "2 sites were written by several ranks, a for one: the numbers are the first rank's",
+    "thinned: up to step 1,000 at least one sample in 8 is kept, and alarms use only those",
+    "2 sites were written by several ranks, such as a: the first rank's numbers are shown",
 )
 
 

@@ -37,8 +37,8 @@ def outcomes() -> dict[str, Outcome]:
     [
         ("disk full (RLIMIT_FSIZE)", "trouble at step .*: (disk I/O error|database or disk is full)", True, False),
         ("disk full (max_page_count)", "trouble at step .*: database or disk is full", True, True),
-        ("disk full at the start", "cannot be stored: disk I/O error.*it is tried every second", True, False),
-        ("disk full from start to end", "cannot be stored: disk I/O error.*it is tried every second", False, True),
+        ("disk full at the start", "cannot be stored: disk I/O error.*retried every second", True, False),
+        ("disk full from start to end", "cannot be stored: disk I/O error.*retried every second", False, True),
         ("read-only folder", "run cannot be stored: Permission denied", False, True),
         ("deleted folder", "is gone: it was moved or deleted while it was written to", True, True),
         ("slow disk", "the disk is slower than the samples come", True, True),

@@ -78,7 +78,10 @@ def test_without_pyarrow_one_warning_says_where_the_file_lies(network, monkeypat
     (record,) = caplog.records
     live = run._fragment.path
     assert live is not None
-    assert f"the run is kept in {live}: its own folder is on a file system that takes no live file" in record.message
+    assert (
+        f"the run is kept in {live}: its folder is on a file system where SQLite cannot keep a live file"
+        in record.message
+    )
     assert "parts need pyarrow, which is not installed: pip install 'attemper[parquet]'" in record.message
     tables = schema.open_to_read(live)
     assert tables.rows("SELECT count(*) FROM sample") == [(5,)]

@@ -168,7 +168,7 @@ def test_of_a_site_that_two_ranks_wrote_the_first_one_counts_and_that_is_said(tm
     np.testing.assert_array_equal(found[:10], numbers(first, "entropy_nats"))
     np.testing.assert_array_equal(found[10:], numbers(other[10:], "entropy_nats"))
     (remark,) = run.remarks
-    assert "2 sites were written by several ranks, layers.0.attn for one" in remark
+    assert "2 sites were written by several ranks, such as layers.0.attn" in remark
 
 
 def split_in_heads(whole: Iterable[Sample], first: int) -> Iterator[Sample]:

@@ -78,7 +78,7 @@ def test_old_numbers_are_thinned_and_no_spike_is_lost():
     assert all(value == whole[step] or math.isnan(value) for step, value in kept.items())
     with StoredRun(Ranks([FragmentReader(fragment.tables())])) as run:
         (said,) = run.remarks
-        step = int(re.sub(r"numbers of steps are thinned up to step ([\d,]+): .*", r"\1", said).replace(",", ""))
+        step = int(re.sub(r"numbers per step are thinned up to step ([\d,]+): .*", r"\1", said).replace(",", ""))
         assert found.steps[-1] > step in found.steps
         assert isinstance(note(said), Message)
     old = np.diff(found.steps[: len(found.steps) // 4])

@@ -119,7 +119,7 @@ def test_a_thinned_run_is_judged_by_what_is_left_of_it_and_says_so(tmp_path: Pat
     assert "logits" not in {alarm.kind for alarm in run.alarms()}
     (remark,) = run.remarks
     assert remark.startswith("thinned: up to step ")
-    assert remark.endswith("is kept; alarms are judged by those")
+    assert remark.endswith("is kept, and alarms use only those")
 
 
 def test_a_live_run_is_judged_as_it_grows(tmp_path: Path) -> None:

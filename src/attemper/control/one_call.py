@@ -44,7 +44,7 @@ def end_pass(model: nn.Module, *_: Any) -> None:
             if 0 < part.calls < part.call and not part.warned:
                 part.warned = True
                 warnings.warn(
-                    f"attemper: temper acts on {part.site}, and its module attended {part.calls} times in this pass.",
+                    f"attemper: temper acts on {part.site}, but its module attended {part.calls} times in this pass.",
                     stacklevel=2,
                 )
             part.calls = 0

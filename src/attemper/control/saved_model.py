@@ -120,7 +120,7 @@ def _document(parts: Parts, state: Mapping[str, Tensor]) -> tuple[dict[str, Any]
                 tensors[key] = full
             if forms[-1]["kind"] is None:
                 warnings.warn(
-                    f"{site}: a {type(kept).__name__} is a class of yours, which {FILE} cannot name: attemper.load "
+                    f"{site}: a {type(kept).__name__} is your own class, which {FILE} cannot name: attemper.load "
                     "will refuse the folder. Load the model, temper it as before, and call handle.load(folder).",
                     UserWarning,
                     stacklevel=4,

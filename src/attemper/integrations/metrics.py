@@ -114,7 +114,7 @@ class Budget:
         self._warned.add(level)
         left_out = " and ".join(LEVELS[LEVELS.index(level) :])
         logger.warning(
-            f"{count} scalars by {left_out} are not sent to trackers: with them there would be more than "
+            f"{count} scalars by {left_out} are not sent to trackers: the total would exceed "
             f"max_keys={self.max_keys}. Raise max_keys=, or choose some by filter=."
         )
 

@@ -293,7 +293,7 @@ class Trackers:
                 self._reported.add(place)
                 warnings.warn(
                     f"attemper: the tracker {self._names[place]} raised {type(error).__name__}: {error}. Training goes "
-                    "on, and further failures of it are only counted.",
+                    "on, and its further failures are only counted.",
                     stacklevel=3,
                 )
 

@@ -236,7 +236,7 @@ class Monitor:
             self.watch.close()
         self.watch = None
         if self._main:
-            logger.warning("attemper: %s The main process alone is watched.", clean(reason))
+            logger.warning("attemper: %s Only the main process is watched.", clean(reason))
         self._start(None)
 
     def _start(self, reduce: Any) -> None:

@@ -350,8 +350,8 @@ class Collector(LiveSample):
             self._differing.add(tap.name)
             warnings.warn(
                 f"attemper: tap {tap.name!r} is given {difference} as the attention beside it in {call.module!r}. "
-                "Shown are the numbers of that attention; in compiled code, where only the tap is seen, they would be "
-                "the tap's. Give the tap the arguments of its attention.",
+                "attemper shows the numbers of that attention. In compiled code it sees the tap alone and would show "
+                "the tap's numbers. Give the tap the arguments of its attention.",
                 stacklevel=2,
             )
 

@@ -131,7 +131,7 @@ class KeptRun:
             yield ranks
         except Exception as error:
             logger.warning(
-                "attemper: what the run in %s has so far cannot be read: %s Training goes on, and alarms begin anew.",
+                "attemper: earlier samples of the run in %s cannot be read: %s Training goes on; alarms start anew.",
                 self.name,
                 clean(str(error)),
             )

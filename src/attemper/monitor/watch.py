@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("attemper")
 
 UNHELD = (
-    "attemper: a watch of %s has ended before a pass: nobody holds it any more. Keep it as long as it is to measure: "
+    "attemper: a watch of %s has ended before a pass, because nothing refers to it. Keep a reference: "
     "watch = attemper.watch(...)."
 )
 

@@ -286,8 +286,8 @@ class ScheduledTemperature(Temperature):
         if schedule_form(self.schedule) is not None:
             return self
         warnings.warn(
-            f"the ScheduledTemperature is saved as what it is at step {int(self.steps)}, {self.value.item():g}: its "
-            "schedule is a function of yours, which is not saved.",
+            f"the ScheduledTemperature is saved as its value at step {int(self.steps)}, {self.value.item():g}: its "
+            "schedule is your own function, which cannot be saved.",
             UserWarning,
             stacklevel=2,
         )

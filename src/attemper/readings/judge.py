@@ -188,13 +188,13 @@ class Judge:
         found = []
         for quantity in self._missing:
             kinds = ", ".join(kind.name for kind in OF_HEADS if kind.quantity == quantity)
-            found.append(f"not judged: {kinds}; there is no {quantity}.")
+            found.append(f"not judged: {kinds} (needs {quantity}).")
         for kind in OF_HEADS:
             if "centre" in LAWS[kind.law].looks_at and kind.quantity not in self._missing:
                 unsettled = int(np.isnan(self._memories[kind.quantity].window.centre).sum())
                 of = count(len(self._columns), "head")
                 if unsettled:
-                    found.append(f"not judged yet: {kind.name} of {unsettled} of {of}, which have not settled.")
+                    found.append(f"not judged yet: {kind.name} (still changing: {unsettled} of {of}).")
         return (*found, *self.loss.notes)
 
     def _keep(self) -> None:

@@ -69,7 +69,7 @@ class LossJudge:
     def notes(self) -> tuple[str, ...]:
         """That there is no loss, where one is expected."""
         missing = self.expected and self.step is None
-        return (f"not judged: {SPIKE.name}, {NONFINITE.name}; there is no {LOSS}.",) if missing else ()
+        return (f"not judged: {SPIKE.name}, {NONFINITE.name} (needs {LOSS}).",) if missing else ()
 
     def _is_quiet(self, loss: float) -> bool:
         """Whether nothing can begin or end with one more loss: a step of training does not wait for the law then.

@@ -266,8 +266,8 @@ class Reading:
         )
         notes = [f"{what}: {_extent(many, total)}{more}." for what, many, more in parts if any(many.values())]
         missing, machines = self.missing_shards, self.computed_on
-        gap = f"shards are missing, and their texts count nowhere here: {missing}."
-        bits = f"the parts were computed on unlike machines; the last bits depend on that: {machines}."
+        gap = f"shards are missing, so the numbers leave out their texts: {missing}."
+        bits = f"the parts come from different machines, which affects the last bits: {machines}."
         more = (self.nothing_note, *notes, self.untrained_note, missing and gap, machines and bits)
         return tuple(note for note in more if note)
 
@@ -341,7 +341,7 @@ class Reading:
 def untrained_note(many: int | None, heads: int) -> str | None:
     """What to say where so many of all heads raise no alarm because the model looks untrained; None where none does."""
     near = f"{many} of {count(heads, 'head')} {'is' if many == 1 else 'are'} near uniform"
-    return f"the model looks untrained: {near}; while it does, they raise no alarm." if many else None
+    return f"the model looks untrained: {near}. Until this changes, they raise no alarm." if many else None
 
 
 def number(value: float) -> float | None:

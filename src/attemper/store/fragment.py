@@ -312,8 +312,8 @@ class Fragment:
         if not self.thinned:
             where = "in memory has reached" if self.path is None else f"of {self.path.name} has reached max_bytes,"
             logger.info(
-                "attemper: the history %s %.1f MB: its oldest samples are thinned, and least, mean and largest of "
-                "those that go are kept.",
+                "attemper: the history %s %.1f MB: its oldest samples are thinned. The least, mean and largest value "
+                "of removed samples are kept.",
                 where,
                 most / 1e6,
             )

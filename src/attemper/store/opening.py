@@ -176,8 +176,8 @@ class Opening:
             raise
         if place.why is not None:
             logger.warning(
-                "attemper: the run is kept in %s: its own folder is on a file system that takes no live file of "
-                "SQLite, and %s.",
+                "attemper: the run is kept in %s: its folder is on a file system where SQLite cannot keep a "
+                "live file, and %s.",
                 path,
                 place.why,
             )

@@ -154,22 +154,20 @@ class StoredRun:
         found += [UNCHECKED] if any(reader.unchecked for reader in self.ranks.readers) else []
         found += [f"{count(one.samples, 'sample is', 'samples are')} lost: {one.reason}" for one in self.lost]
         begun, unnumbered = {segment.first_step for segment in self.segments}, self.about.get(UNNUMBERED) or ()
-        by = "by a loop that gave no number: steps are counted on from the last one"
+        by = "without a step number: counting continues from the last step"
         found += [f"resumed at step {step:,} {by}" for step in unnumbered if step in begun]
         found += [_way_from(**change) for change in self.about.get(SHADOWED) or ()]
         if thinned := self.about.get("thinned"):
             kept = f"up to step {thinned['until_step']:,} at least one sample in {thinned['largest_spacing']} is kept"
-            found.append(f"thinned: {kept}; alarms are judged by those")
+            found.append(f"thinned: {kept}, and alarms use only those")
         until = max(
             (one for reader in self.ranks.readers if (one := reader.scalars_thinned_until) is not None), default=None
         )
         if until is not None:
-            found.append(
-                f"numbers of steps are thinned up to step {until:,}: of eight the least and the largest are kept"
-            )
+            found.append(f"numbers per step are thinned up to step {until:,}: the least and largest of eight are kept")
         if shared := self.ranks.shared_sites:
             what, one = count(len(shared), "site was", "sites were"), clean_name(shared[0][0])
-            found.append(f"{what} written by several ranks, {one} for one: the numbers are the first rank's")
+            found.append(f"{what} written by several ranks, such as {one}: the first rank's numbers are shown")
         return tuple(found)
 
     # --- numbers over steps ---
@@ -415,5 +413,5 @@ def _check_step(step: int, steps: Array) -> int:
 def _way_from(from_step: int, shadow: bool) -> str:
     """From which step on the model was read how."""
     if shadow:
-        return f"from step {from_step:,} on the model ran compiled, and was read in shadow passes, as it was written"
-    return f"from step {from_step:,} on the training's own passes were read"
+        return f"from step {from_step:,} on the model ran compiled; its numbers come from uncompiled shadow passes"
+    return f"from step {from_step:,} on the numbers come from the training passes themselves"

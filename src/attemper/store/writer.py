@@ -51,7 +51,7 @@ GRACE_SECONDS = 0.3
 TROUBLE = (OSError, sqlite3.Error)
 """What a disk may raise, and may stop to raise."""
 GIVEN_UP = (
-    "attemper: the run is not tried to be stored again: %s. Its history stays in memory, and its samples count as "
+    "attemper: the run is not stored, without a retry: %s. Its history stays in memory, and its samples count as "
     "dropped."
 )
 """Where what stands in the place of the file turns out to be another writer's, say."""
@@ -396,8 +396,8 @@ class Writer:
         if not self._told:
             self._told = True
             logger.warning(
-                "attemper: the store has trouble at step %s: %s. Training goes on; samples that are lost are counted, "
-                "and the watch and `attemper show` say how many.",
+                "attemper: the store failed at step %s: %s. Training goes on. The watch and `attemper show` say "
+                "how many samples are lost.",
                 step,
                 reason,
             )
@@ -431,7 +431,7 @@ def open_writer(
     opening = Opening(options, rank, versions)
     if process.end_others(opening.target):
         logger.warning(
-            "attemper: an earlier watch of this process wrote to %s. It has ended, and this one goes on in its place.",
+            "attemper: an earlier watch of this process wrote to %s. It has ended, and this one replaces it.",
             clean_name(options.last_name),
         )
     try:
@@ -456,7 +456,7 @@ def _refuse(options: Store, opening: Opening, error: Exception, versions: Mappin
         "attemper: the run %s cannot be stored: %s. Training goes on; its history stays in memory and %s.",
         clean_name(options.path),
         reason,
-        "is stored as soon as that ends: it is tried every second. What is not stored at the end counts as dropped"
+        "is stored once that ends (retried every second). Samples not stored at the end count as dropped"
         if pending
         else "ends with this process, and all of its samples count as dropped",
     )
