@@ -19,8 +19,6 @@ from attemper.text import count
 
 MOST_TOKENS = 256
 """Rows of the text that are read, from its first token on."""
-LEAST_TOKENS = 64
-"""Rows that are read whatever it costs; else a head has no more weights than 256 rows of 256 keys have."""
 MOST_REPEATED = 64
 """Random tokens that a text of repeated tokens repeats."""
 Scores = dict[str, tuple[float | None, ...]]
@@ -66,7 +64,7 @@ class RoleReader:
         counted = None if real is None else _of(sequence, real).cpu()
         start = 0 if counted is None or problem.packed else int(counted.int().argmax())
         keys = slice(_last_key(problem, start + MOST_TOKENS, sequence))
-        rows = slice(start, start + max(LEAST_TOKENS, min(MOST_TOKENS, MOST_TOKENS**2 // max(keys.stop, 1))))
+        rows = slice(start, start + MOST_TOKENS)
         own, others = (None if part is None else _of(sequence, part).cpu() for part in ids)
         text = self._places(problem, kind, rows, keys, sequence) | self._tokens(own, others, rows, keys)
         heads = range(problem.query.shape[1]) if heads is None else heads
