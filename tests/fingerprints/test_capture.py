@@ -224,7 +224,7 @@ def test_heads_are_thinned_by_whole_groups_and_keep_their_numbers():
     ("batches", "options", "message"),
     [
         ([torch.zeros(1, 4, dtype=torch.int64)], {"rows": 0}, r"rows=\.\.\.\) must be an int of at least 1"),
-        ([], {}, "there is no batch"),
+        ([], {}, "batches is empty"),
         (torch.zeros(1, 4), {}, r"write \[batch\]"),
         ([tokens()], {"heads": [4]}, r"layers\.0\.self_attn has no head 4, its 4 are 0 to 3"),
         ([tokens()], {"heads": []}, r"heads=\.\.\.\) must be numbers of heads, such as \[0, 3\], got \[\]"),

@@ -74,7 +74,7 @@ def test_a_shard_that_was_stopped_goes_on_at_its_last_block(tmp_path: Path, monk
         scan_shard(stopped, replace(loaded, batches=batches), 0)
     begun = stopped.path(0).with_name(f"{stopped.path(0).name}.partial")
     assert begun.exists()
-    with pytest.raises(InputError, match="is a shard under way, not a whole one"):
+    with pytest.raises(InputError, match="is an unfinished shard"):
         part_file.load(begun)
     progress: list[int] = []
     assert scan_shard(stopped, replace(loaded, batches=batches), 0, progress.append)

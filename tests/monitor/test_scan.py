@@ -199,7 +199,7 @@ def test_row_statistics_of_an_unknown_site_lists_the_known_ones(llama: Any) -> N
 
 
 def test_no_batch_is_an_error(llama: Any) -> None:
-    with pytest.raises(InputError, match="there is no batch"):
+    with pytest.raises(InputError, match="batches is empty"):
         attemper.scan(llama, [])
 
 

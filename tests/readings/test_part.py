@@ -302,7 +302,7 @@ def test_a_column_may_stand_elsewhere(tmp_path: Path):
         ({"version": 2}, "of version 2 of the format; this attemper reads version 1. Read it with the attemper that"),
         ({"version": True}, "of version True of the format; this attemper reads version 1"),
         ({"format": "other"}, "is a safetensors file, but no reading: Scan.save writes one"),
-        ({"unfinished": True}, "is a shard under way, not a whole one"),
+        ({"unfinished": True}, "is an unfinished shard"),
         ({"segments": []}, "is damaged: its header names no shards"),
         ({"segments": 3}, "is damaged: its header names no shards"),
         ({"columns": [["rows", 1]]}, "it has no sums of empty, which this version shows"),

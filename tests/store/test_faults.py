@@ -35,8 +35,8 @@ def outcomes() -> dict[str, Outcome]:
 @pytest.mark.parametrize(
     ("fault", "message", "written", "dropped"),
     [
-        ("disk full (RLIMIT_FSIZE)", "trouble at step .*: (disk I/O error|database or disk is full)", True, False),
-        ("disk full (max_page_count)", "trouble at step .*: database or disk is full", True, True),
+        ("disk full (RLIMIT_FSIZE)", "failed at step .*: (disk I/O error|database or disk is full)", True, False),
+        ("disk full (max_page_count)", "failed at step .*: database or disk is full", True, True),
         ("disk full at the start", "cannot be stored: disk I/O error.*retried every second", True, False),
         ("disk full from start to end", "cannot be stored: disk I/O error.*retried every second", False, True),
         ("read-only folder", "run cannot be stored: Permission denied", False, True),
@@ -50,7 +50,7 @@ def outcomes() -> dict[str, Outcome]:
         ),
         ("two writers", "two_writers cannot be stored: another watch is writing to it", False, True),
         ("locks refused at the start", "cannot be stored: database is locked", False, True),
-        ("locks refused for a while", "trouble at step 30: database is locked", True, False),
+        ("locks refused for a while", "failed at step 30: database is locked", True, False),
     ],
 )
 def test_training_goes_on_with_one_warning_and_what_is_lost_is_counted(outcomes, fault, message, written, dropped):

@@ -299,7 +299,7 @@ def test_an_error_of_ours_costs_one_sample_and_not_the_thread(tmp_path, monkeypa
     run.close()
     assert (run.written, run.dropped) == (3, 1)
     assert steps(run) == [0, 2, 3]
-    assert "trouble at step 1: ValueError: a mistake" in warning(caplog)
+    assert "failed at step 1: ValueError: a mistake" in warning(caplog)
 
 
 def test_what_is_too_late_at_the_end_is_counted(tmp_path, gate, monkeypatch, caplog):

@@ -191,7 +191,7 @@ def _into_gain(where: str, site: Site, query: HeadRows, norms: Mapping[str, nn.M
         fold = _GainFold(norm, each, offset)
         if _does(fold, (heads * size,) if each.shape == (heads * size,) else (heads, size)):
             return fold
-    raise InputError(f"{said}, and its gain ({type(norm).__name__}) does not multiply what it gives: it is not folded.")
+    raise InputError(f"{said}, and its gain ({type(norm).__name__}) does not multiply its output: it cannot be folded.")
 
 
 def _factors_of_gain(said: str, gain: torch.Size, factors: Tensor, size: int) -> Tensor:

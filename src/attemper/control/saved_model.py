@@ -214,7 +214,7 @@ def parts_in(folder: Path) -> Parts:
 
 def _sites(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _LARGEST:
-        raise InputError(f"{path} has {path.stat().st_size:,} bytes: no model of attemper's is described by so many.")
+        raise InputError(f"{path} has {path.stat().st_size:,} bytes: too many for the description of a model.")
     try:
         document = parse_json(path.read_bytes(), "it")
     except (OSError, InputError) as error:

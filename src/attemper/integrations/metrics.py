@@ -153,5 +153,5 @@ def check_statistics(stats: str | Iterable[str]) -> tuple[str, ...]:
     """
     names = (stats,) if isinstance(stats, str) else tuple(stats) if isinstance(stats, Iterable) else ()
     if not names:
-        raise InputError(f"stats must name what is logged, some of {', '.join(STATISTICS)}; got {stats!r}.")
+        raise InputError(f"stats must be some of {', '.join(STATISTICS)}; got {stats!r}.")
     return tuple(dict.fromkeys(one_of("stats", name, STATISTICS) for name in names))

@@ -127,7 +127,7 @@ def scan(
     with block_scan(model, options, keeper) as reader:
         reader.read(batches, on_batch=on_batch)
     if not reader.batches:
-        raise InputError("scan: there is no batch: batches is empty (or was used up before).")
+        raise InputError("scan: batches is empty, or an iterator that was used up before.")
     reader.check()
     if roles == "repeated":
         repeated = scan(model, [repeated_text(model, reader.first)], backend=backend)

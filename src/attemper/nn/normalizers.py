@@ -333,7 +333,7 @@ def _start(where: str, name: str, given: Any, learned: bool, num_heads: int) -> 
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
         raise InputError(f"{where}({name}=...) must be a finite number or a tensor [heads], got {given!r}.")
     if num_heads > 1 and not learned:
-        raise InputError(f"{where}(num_heads={num_heads}) is for what is learned: pass learned=True, or leave it out.")
+        raise InputError(f"{where}(num_heads={num_heads}) needs learned=True: pass it too, or leave num_heads out.")
     return torch.full((num_heads,), float(given))
 
 

@@ -128,9 +128,7 @@ def load(path: Path, *, unfinished: bool = False) -> Part:
     """
     header = read_header(path)
     if header.unfinished and not unfinished:
-        raise InputError(
-            f"{_name(path)} is a shard under way, not a whole one. The command that began it goes on from it."
-        )
+        raise InputError(f"{_name(path)} is an unfinished shard. Run the command that started it again to finish it.")
     _, arrays = read_safetensors(path, "np", what="reading", again=AGAIN)
     try:
         check_document(header.fields, _HEADER, "")

@@ -176,9 +176,7 @@ def _in_place(
         if any(observer.replace for observer in current()):
             _leave_mode(outside)
             if dropout > 0:
-                raise InputError(
-                    "attention dropout is on: call model.eval() first, what is measured would be random otherwise."
-                )
+                raise InputError("attention dropout is on: call model.eval() first, or results would be random.")
             call = _readable(module, read)
             return None if call is None or call.packing is not None else _attend_here(module, call, value, current())
     except Exception as error:  # whatever it is, under a watch the model's own attention runs

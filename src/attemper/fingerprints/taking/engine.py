@@ -49,7 +49,7 @@ def fingerprint_of_folder(
     chosen = check_heads("fingerprint", heads)
     files = sorted(folder.glob("*.safetensors"), key=_natural)
     if not files:
-        raise InputError(f"there is no .safetensors file in {clean_name(folder.name)}: one a layer is expected.")
+        raise InputError(f"there is no .safetensors file in {clean_name(folder.name)}: expected one per layer.")
     sites, hashes, lengths = [], set(), ()
     for order, path in enumerate(files):
         tensors, facts = _read(path)

@@ -79,7 +79,7 @@ def fingerprint(
         raise InputError("fingerprint: the model is in training mode, and its dropout is random: call model.eval().")
     listed = list(batches)
     if not listed:
-        raise InputError("fingerprint: there is no batch: batches is empty (or was used up before).")
+        raise InputError("fingerprint: batches is empty, or an iterator that was used up before.")
     sizes = [_sequences(batch) for batch in listed]
     collector = FingerprintCollector(model, CallContext(), chosen_sequences(sum(sizes), rows), chosen)
     with observation(model, collector), following(model) as hidden:
