@@ -26,7 +26,7 @@ FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s:#]+)(#[^()\s]*)?\)")
 LANGUAGE_LINE = re.compile(r"^\[(?:English|中文)\]\([\w.-]+\.md\)\n+", re.MULTILINE)
-ROW = re.compile(r"^\| \[[^\]]*\]\(([^()\s#]+)\.md\)", re.MULTILINE)
+ROW = re.compile(r"^\| \[[^\]]*\]\(([^()\s#]+?)(?:\.zh-CN)?\.md\)", re.MULTILINE)
 ON_THE_SITE = re.compile(r"^\| (\w+) ?(?:\(on the site\)|（在网站上）) \|", re.MULTILINE)
 """A row of a page that is generated for the site: ``| name (on the site) | ... |``."""
 GENERATED = {"gallery": "gallery.md", "commands": "commands.md", "api": "api/index.rst"}
@@ -80,7 +80,8 @@ def mended(link: re.Match[str], path: Path, folder: Path, language: str = "en") 
 
     A file that is no page of the site is copied to be looked at; a folder is named, without a link.
     """
-    target = Path(os.path.normpath(path.parent / link[3].replace(TRANSLATED, ".md")))
+    named = link[3].replace(TRANSLATED, ".md")
+    target = Path(os.path.normpath(path.parent / named))
     if not target.exists():
         raise FileNotFoundError(f"{path.relative_to(ROOT)}: [{link[2]}]({link[3]}) leads to no file")
     if target.is_dir():
@@ -90,7 +91,7 @@ def mended(link: re.Match[str], path: Path, folder: Path, language: str = "en") 
         (folder / staged).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(target, folder / staged)
         return f"[{link[2]}](path:/{staged.as_posix()})"
-    words = "" if link[2].endswith(Path(link[3]).name) else link[2]  # the page's title in the place of its file's name
+    words = "" if link[2].endswith(Path(named).name) else link[2]  # the page's title in the place of its file's name
     return f"{link[1]}[{words}](/{place(target).as_posix()}{part(link[4] or '', target, language)})"
 
 

@@ -49,6 +49,15 @@ def test_a_paragraph_that_links_to_an_english_page_says_so(path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_a_link_leads_to_the_chinese_page_where_there_is_one(path: Path) -> None:
+    """Except the one below the title, to the English page itself."""
+    for target in re.findall(r"\]\(([^)#:\s]+\.md)", FENCE.sub("", path.read_text("utf-8"))):
+        chinese = (path.parent / target).with_suffix(".zh-CN.md").resolve()
+        if not target.endswith(".zh-CN.md") and chinese != path.resolve():
+            assert not chinese.exists(), f"{name(path)}: link to {chinese.name} instead of {target}"
+
+
 def test_every_advice_on_the_page_of_alarms_is_that_of_the_pages() -> None:
     page = (ROOT / "docs" / "alarms.zh-CN.md").read_text("utf-8")
     written = dict(re.findall(r"^\*\*`(\w+)`\*\*(.+)$", page, re.MULTILINE))

@@ -129,7 +129,7 @@ print(tuple(entropy.shape), f"{entropy.mean().item():.2f}, {(entropy - 0.2).abs(
             "同样的事在 PyTorch 里这样做，完整代码见 [examples/entropy_target.py](../../examples/entropy_target.py)；"
             "Keras 版见 [examples/entropy_target_keras.py](../../examples/entropy_target_keras.py)。用一个会忘掉最初"
             "几步陡峭梯度的优化器，每一行都到达目标。`attemper lab regularization` 用两种优化器、四个目标、每个目标八次"
-            "抽样重做了这个演示（[regularization.md](../lab/regularization.md)，英文）。",
+            "抽样重做了这个演示（[regularization.md](../lab/regularization.zh-CN.md)）。",
         ),
         """\
 query, context, labels = torch.rand(1, 4, 16), torch.rand(1, 6, 16), torch.tensor([[0.0, 1.0]])
