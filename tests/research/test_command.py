@@ -44,7 +44,7 @@ def test_without_a_name_they_are_listed_and_an_unknown_one_is_bad_usage(capsys: 
 
 def test_results_that_are_there_are_shown(capsys: pytest.CaptureFixture[str]):
     assert __main__.main(["early-warning", "--results", str(RESULTS / "early-warning.json")]) == 0
-    assert "│ combination       │ 77 of 106 │" in capsys.readouterr().out
+    assert "│ combination       │ 77 of 80 │" in capsys.readouterr().out
     assert __main__.main(["length", "--results", str(RESULTS / "none.json")]) == 1
     assert capsys.readouterr().err.startswith("research: lab length: ")
 
