@@ -17,9 +17,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from torch.nn import functional
 import attemper
 
 LAYERS, WIDTH, HEADS, BATCH, TOKENS, WINDOW, VOCABULARY = 2, 32, 4, 2, 24, 8, 64
-HIDDEN = -1e9
+HIDDEN, IMAGE = -1e9, 1
 Batch = dict[str, Any]
 
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
@@ -57,7 +58,9 @@ class Family:
     padded: tuple[str, ...] = ("right", "left")
     packed: bool = True
     cached: bool = True
-    parts: bool = field(default=False)  # encoder and decoder
+    parts: bool = False  # encoder and decoder
+    part: str = ""  # where the layers are
+    faults_of_windows: tuple[str, ...] = ("a key more", "a key less", "no window")
 
 
 SLIDING = ["sliding_attention", "full_attention"]
@@ -101,6 +104,77 @@ FAMILIES = {
         COMMON | {"ffn_dim": 48, "word_embed_proj_dim": WIDTH},
         padded=("right",),
         packed=False,
+    ),
+    "gpt_neo": Family(
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {key: COMMON[key] for key in ("vocab_size", "hidden_size", "max_position_embeddings")}
+        | {
+            "num_layers": LAYERS,
+            "num_heads": HEADS,
+            "attention_types": [[["local", "global"], 1]],
+            "window_size": WINDOW,
+        },
+        windows=MIXED,
+        padded=("right",),
+        packed=False,
+    ),
+    "starcoder2": Family(
+        "Starcoder2ForCausalLM",
+        "Starcoder2Config",
+        COMMON | {"num_key_value_heads": 2, "sliding_window": WINDOW},
+        windows=(WINDOW,) * LAYERS,
+    ),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        COMMON | {"num_key_value_heads": 2, "sliding_window": WINDOW, "layer_types": SLIDING},
+        windows=MIXED,
+    ),
+    "qwen2_windows": Family(
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        GROUPED
+        | {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}
+        | {"layer_types": ["full_attention", "sliding_attention"]},
+        windows=(None, WINDOW),
+    ),
+    "granite": Family("GraniteForCausalLM", "GraniteConfig", COMMON | {"num_key_value_heads": 2}),
+    "stablelm": Family("StableLmForCausalLM", "StableLmConfig", COMMON | {"num_key_value_heads": 2}),
+    "llama4": Family(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        GROUPED
+        | {"attention_chunk_size": WINDOW, "layer_types": ["chunked_attention", "full_attention"]}
+        | {"num_local_experts": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2},
+        windows=MIXED,
+        faults_of_windows=("no window",),
+    ),
+    "modernbert": Family(
+        "ModernBertModel",
+        "ModernBertConfig",
+        COMMON | {"local_attention": 8, "cls_token_id": 1, "sep_token_id": 2},
+        causal=False,
+        windows=(None, 5),
+        padded=("right",),
+        packed=False,
+        cached=False,
+        faults_of_windows=("no window",),
+    ),
+    "llava": Family(
+        "LlavaForConditionalGeneration",
+        "LlavaConfig",
+        {
+            "text_config": GROUPED | {"model_type": "llama"},
+            "vision_config": {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48}
+            | {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "image_size": 8, "patch_size": 4}
+            | {"projection_dim": 32},
+            "image_token_index": IMAGE,
+            "vision_feature_layer": -1,
+        },
+        packed=False,
+        cached=False,
+        part="language_model",
     ),
     "lfm2": Family(
         "Lfm2ForCausalLM",
@@ -235,12 +309,15 @@ def batch_of(family: str, kind: str, rows: int = BATCH) -> Batch:
     if kind == "packed":
         batch["position_ids"] = torch.cat([torch.arange(10), torch.arange(14)])[None].repeat(rows, 1)
         batch["use_cache"] = False
+    if family == "llava":
+        batch["input_ids"][:, 8:12] = IMAGE
+        batch["pixel_values"] = torch.randn(rows, 3, 8, 8, generator=torch.Generator().manual_seed(2))
     if FAMILIES[family].parts:
         batch["decoder_input_ids"] = ids(rows, 16)
     return batch
 
 
-EAGER = ("gpt_oss", "gemma2", "mamba")  # have no sdpa
+EAGER = ("gpt_oss", "gemma2", "mamba", "gpt_neo", "llama4")  # have no sdpa
 DOCUMENTS = torch.tensor([[0] * 10 + [1] * 14])
 
 
@@ -292,7 +369,7 @@ def exchange(batch: Any, places: Tensor, key: str) -> Any:
     """Other tokens at ``places`` [B, T]."""
     values = batch[key]
     other = (values - 3 + 17) % (VOCABULARY - 3) + 3
-    return {**batch, key: torch.where(places, other, values)}
+    return {**batch, key: torch.where(places & (values != IMAGE), other, values)}
 
 
 def moves(
@@ -373,7 +450,7 @@ def mask_of(queries: int, keys: int, causal: bool, window: int | None, ahead: in
     if causal:
         visible &= column <= row + ahead
     if window is not None:
-        visible &= row - column < window
+        visible &= (row - column).abs() < window
     return torch.where(visible, 0.0, HIDDEN)[None, None]
 
 
@@ -411,6 +488,15 @@ def open_mask(fault: str, causal: bool, window: int | None) -> Callable[[int, Te
             return mask_of(queries, keys, False, window)
         if fault == "the next token":
             return mask_of(queries, keys, True, window, ahead=1)
+        if fault == "the next token, in one head":
+            whole = mask_of(queries, keys, True, window).repeat(1, HEADS, 1, 1)
+            whole[:, 1] = mask_of(queries, keys, True, window, ahead=1)[:, 0]
+            return whole
+        if fault == "the next token, in one row":
+            whole = mask_of(queries, keys, True, window)
+            if queries == keys and queries > 12:
+                whole[:, :, 10, 11] = 0.0
+            return whole
         if fault == "a key forgotten":
             result = mask_of(queries, keys, causal, window)
             return (
@@ -432,13 +518,6 @@ class Case:
     block: Callable[[nn.Module], str] | None = None
 
 
-MASKS = {
-    "causal": ("all later tokens", "the next token"),
-    "documents": ("documents not in the mask",),
-    "padding": ("padding not in the mask",),
-    "window": ("a key more", "a key less", "no window"),
-    "cache": ("a key forgotten",),
-}
 OUTPUTS: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
     "causal": {"a filter that looks ahead": lambda x: x + 0.5 * functional.pad(x, (0, 0, 0, 1))[:, 1:]},
     "documents": {"a filter over the boundary": lambda x: x + 0.5 * functional.pad(x, (0, 0, 1, 0))[:, :-1]},
@@ -470,7 +549,12 @@ def sound_and_faulty(
     reached = []
     for index in chosen:
         try:
-            give_mask(attention_of(layers[index]), open_mask(fault, causal, kind.windows[index]))
+            attention, mask = attention_of(layers[index]), open_mask(fault, causal, kind.windows[index])
+            if family == "gpt_neo" and rule in ("causal", "window"):  # keeps its mask itself
+                mended = mask(64, None)
+                assert mended is not None
+                attention.bias = mended == 0
+            give_mask(attention, mask)
         except LookupError:
             continue
         reached.append(index)
@@ -498,6 +582,7 @@ def prove(rule: str, sound: nn.Module, faulty: nn.Module, batch: Batch, part: st
 
 def fault_case(family: str, rule: str, fault: str, where: str, part: str = "", attention: str = "eager") -> Case:
     kind = FAMILIES[family]
+    part = part or kind.part
     key = "decoder_input_ids" if part == "decoder" else "input_ids"
     side = "right" if not kind.causal or part == "encoder" else "left"
     batch = batch_of(family, {"documents": "packed", "padding": side}.get(rule, "plain"))
@@ -512,7 +597,7 @@ def fault_case(family: str, rule: str, fault: str, where: str, part: str = "", a
     def make() -> tuple[nn.Module, Any, dict[str, Any]]:
         sound, faulty, first = sound_and_faulty(family, rule, fault, where, part, attention)
         prove(rule, sound, faulty, batch, part, key, first)
-        return faulty, batch, options
+        return faulty, batch, options | ({"causal": True} if family == "clip_text" else {})
 
     def block(model: nn.Module) -> str:
         return list(layers_of(model, part))[sound_and_faulty(family, rule, fault, where, part, attention)[2]]
@@ -543,6 +628,9 @@ def transformers_faults() -> Iterator[Case]:
                 if family not in EAGER:
                     yield fault_case(family, "causal", "the next token", "last", attention="sdpa")
             yield fault_case(family, "causal", "a filter that looks ahead", "first")
+            if family in ("llama", "qwen2", "phi3", "gemma2", "opt", "gpt2", "gpt_oss", "mixtral", "falcon", "cohere2"):
+                yield fault_case(family, "causal", "the next token, in one head", "last")
+                yield fault_case(family, "causal", "the next token, in one row", "last")
         if kind.packed:
             yield fault_case(family, "documents", "documents not in the mask", "first")
             yield fault_case(family, "documents", "documents not in the mask", "last")
@@ -553,8 +641,11 @@ def transformers_faults() -> Iterator[Case]:
             yield fault_case(family, "padding", "padding not in the mask", "first")
             yield fault_case(family, "padding", "padding not in the mask", "last")
         if any(kind.windows):
-            for fault in MASKS["window"]:
+            for fault in kind.faults_of_windows:
                 yield fault_case(family, "window", fault, "all")
+            if all(kind.windows) and kind.causal:
+                yield fault_case(family, "window", "a key more", "last")
+                yield fault_case(family, "window", "a key less", "last")
         if kind.cached and not recurrent:
             yield fault_case(family, "cache", "a key forgotten", "last")
         yield fault_case(family, "batch", "a mean over the batch", "first")
@@ -562,8 +653,52 @@ def transformers_faults() -> Iterator[Case]:
         yield fault_case(family, "repeat", "dropout", "last")
 
 
+def attention_without_sinks(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: Any,
+    attention_mask: Any,
+    past_key_values: Any = None,
+    **_: Any,
+) -> Any:
+    shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+    q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+    cosine, sine = position_embeddings
+
+    def turn(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        c, s = cosine.unsqueeze(1), sine.unsqueeze(1)
+        return torch.cat([first * c - second * s, second * c + first * s], dim=-1)
+
+    q, k = turn(q), turn(k)
+    if past_key_values is not None:
+        k, v = past_key_values.update(k, v, self.layer_idx)
+    groups = self.num_key_value_groups
+    mixed = functional.scaled_dot_product_attention(
+        q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), attention_mask, scale=self.scaling
+    )
+    return self.o_proj(mixed.transpose(1, 2).flatten(2)), None
+
+
 def scores_faults() -> Iterator[Case]:
     """The softcap that a layer of Gemma 2 leaves out, the sinks that one of gpt-oss leaves out."""
+    for where, chosen in WHERE.items():
+
+        def leave_out(chosen: tuple[int, ...] = chosen) -> tuple[nn.Module, Any, dict[str, Any]]:
+            sound, faulty = build("gpt_oss"), build("gpt_oss")
+            for index in chosen:
+                attention = attention_of(list(layers_of(faulty).values())[index])
+                attention.forward = MethodType(attention_without_sinks, attention)
+            batch = batch_of("gpt_oss", "plain")
+            prove("scores", sound, faulty, batch, "", "input_ids", chosen[0])
+            return faulty, batch, {}
+
+        yield Case(
+            f"gpt_oss scores: no sinks, {where}",
+            leave_out,
+            "scores",
+            lambda model, first=chosen[0]: list(layers_of(model))[first],
+        )
     for where, chosen in WHERE.items():
 
         def make(chosen: tuple[int, ...] = chosen) -> tuple[nn.Module, Any, dict[str, Any]]:
@@ -663,7 +798,8 @@ class Written(nn.Module):
         if self.causal and fault != "causal":
             seen = seen & (index[None] <= index[:, None])
         if self.window is not None:
-            width = self.window + 1 if fault == "window" else self.window
+            more = 1 if self.causal else 2  # to both sides, the page leaves open whether a window counts its edges
+            width = self.window + more if fault == "window" else self.window
             seen = seen & ((index[:, None] - index[None]).abs() < width)
         if documents is not None and fault != "documents":
             seen = seen & (documents[:, None, :, None] == documents[:, None, None])
@@ -783,6 +919,80 @@ def written_faults() -> Iterator[Case]:
         yield written_case("softmax", rule, "first", True, "compiled")
 
 
+class Step(nn.Module):
+    """What is no attention: a recurrence, a filter, a router. Without ``fault`` it keeps documents and times apart."""
+
+    def __init__(self, kind: str, fault: str):
+        super().__init__()
+        self.kind, self.fault = kind, fault
+        both = kind == "recurrence" and fault == "causal"
+        self.state = nn.GRU(WIDTH, WIDTH // 2 if both else WIDTH, batch_first=True, bidirectional=both)
+        self.filter = nn.Conv1d(WIDTH, WIDTH, 4, groups=WIDTH)
+        self.router, self.experts = nn.Linear(WIDTH, 2), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor, documents: Tensor) -> Tensor:
+        if self.kind == "router":
+            return x + self.route(x)
+        if self.fault == "documents":
+            return x + self.mix(x)
+        pieces = [x[:, documents == number] for number in documents.unique()]
+        return x + torch.cat([self.mix(piece) for piece in pieces], dim=1)
+
+    def mix(self, x: Tensor) -> Tensor:
+        if self.kind == "recurrence":
+            return self.state(x)[0]
+        ahead = 1 if self.fault == "causal" else 0
+        return self.filter(functional.pad(x.mT, (3 - ahead, ahead))).mT
+
+    def route(self, x: Tensor) -> Tensor:
+        """Each expert takes a part of all tokens of the batch if faulty, else every token that chose it."""
+        tokens = x.flatten(0, 1)
+        chosen = self.router(tokens).argmax(-1)
+        result = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            places = (chosen == number).nonzero()[:, 0]
+            places = places[: len(tokens) // 4] if self.fault == "batch" else places
+            result[places] = expert(tokens[places])
+        return result.view_as(x)
+
+
+class Steps(nn.Module):
+    def __init__(self, kind: str, fault: str = "", where: str = "all"):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(Step(kind, fault if index in WHERE[where] else "") for index in range(LAYERS))
+
+    def forward(self, input_ids: Tensor, documents: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x, documents[0])
+        return x
+
+
+def step_case(kind: str, fault: str, where: str = "all") -> Case:
+    first = WHERE[where][0]
+
+    def make() -> tuple[nn.Module, Any, dict[str, Any]]:
+        sound, faulty = seed(lambda: Steps(kind)), seed(lambda: Steps(kind, fault, where))
+        documents = DOCUMENTS.expand(BATCH, -1)
+        batch: Batch = {"input_ids": ids(), "documents": documents}
+        if fault:
+            prove(fault, sound, faulty, batch, "", "input_ids", first)
+        return faulty, batch, {"causal": kind != "router" or None, "documents": documents if kind != "router" else None}
+
+    if not fault:
+        return Case(f"pair written {kind}", make)
+    return Case(f"written {kind} {fault}, {where}", make, fault, lambda _model: f"layers.{first}")
+
+
+def step_faults() -> Iterator[Case]:
+    for where in WHERE:
+        for kind in ("recurrence", "filter"):
+            yield step_case(kind, "causal", where)
+            yield step_case(kind, "documents", where)
+        yield step_case("router", "batch", where)
+
+
 # Correct models
 
 
@@ -811,10 +1021,10 @@ def pair_case(
         batch = batch_of(family, kind, rows)
         rule = {"packed": "documents", "right": "padding", "left": "padding"}.get(kind, "batch")
         limit = 0.05 if dtype is torch.bfloat16 else 2e-5
-        part = "encoder" if FAMILIES[family].parts else ""
+        part = "encoder" if FAMILIES[family].parts else FAMILIES[family].part
         assert max(moves(model, batch, rule, part)) < limit
         if FAMILIES[family].causal and not FAMILIES[family].parts:
-            assert max(moves(model, batch, "causal")) < limit
+            assert max(moves(model, batch, "causal", part)) < limit
         if family in ("mamba", "jamba"):  # the docs page: it does not resume its convolution
             batch["use_cache"] = False
         return torch.compile(model, backend="eager") if wrap else model, batch, {}
@@ -845,6 +1055,8 @@ def pairs() -> Iterator[Case]:
             for rule in ("causal", "documents", "padding", "window"):
                 for wrap in ("", "compiled") if writing == "sdpa" else ("",):
                     yield written_pair(writing, rule, causal, wrap)
+    for kind in ("recurrence", "filter", "router"):
+        yield step_case(kind, "")
     for rule in ("padding", "batch"):
         yield written_pair("encoder", rule, False, "")
         yield written_pair("encoder", rule, True, "")
@@ -865,7 +1077,7 @@ def written_pair(writing: str, rule: str, causal: bool, wrap: str) -> Case:
     return Case(f"pair written {writing} {rule} {'causal' if causal else 'both ways'} {wrap}".strip(), make)
 
 
-FAULTS = [*transformers_faults(), *scores_faults(), *native_faults(), *written_faults()]
+FAULTS = [*transformers_faults(), *scores_faults(), *native_faults(), *written_faults(), *step_faults()]
 PAIRS = list(pairs())
 
 
