@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from types import MethodType
@@ -282,6 +283,12 @@ def randomize(model: nn.Module) -> nn.Module:
         if parameter.dim() >= 2:
             nn.init.normal_(parameter, std=0.25)
     return model.eval()
+
+
+def compile_eagerly(model: nn.Module) -> nn.Module:
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    return compiled
 
 
 def build(family: str, *, attention: str = "eager", dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -549,12 +556,12 @@ def sound_and_faulty(
     reached = []
     for index in chosen:
         try:
-            attention, mask = attention_of(layers[index]), open_mask(fault, causal, kind.windows[index])
+            module, mask = attention_of(layers[index]), open_mask(fault, causal, kind.windows[index])
             if family == "gpt_neo" and rule in ("causal", "window"):  # keeps its mask itself
                 mended = mask(64, None)
                 assert mended is not None
-                attention.bias = mended == 0
-            give_mask(attention, mask)
+                module.bias = mended == 0
+            give_mask(module, mask)
         except LookupError:
             continue
         reached.append(index)
@@ -704,7 +711,7 @@ def scores_faults() -> Iterator[Case]:
         def make(chosen: tuple[int, ...] = chosen) -> tuple[nn.Module, Any, dict[str, Any]]:
             sound, faulty = build("gemma2"), build("gemma2")
             for index in chosen:
-                attention_of(list(layers_of(faulty).values())[index]).attn_logit_softcapping = None
+                setattr(attention_of(list(layers_of(faulty).values())[index]), "attn_logit_softcapping", None)  # noqa: B010
             batch = batch_of("gemma2", "plain")
             prove("scores", sound, faulty, batch, "", "input_ids", chosen[0])
             return faulty, batch, {}
@@ -812,7 +819,7 @@ class Written(nn.Module):
     ) -> Tensor:
         x = self.embedding(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
         for layer in self.layers:
-            x = layer(x, self.visible(input_ids, documents, attention_mask, layer.fault))
+            x = layer(x, self.visible(input_ids, documents, attention_mask, str(layer.fault)))
         return self.head(x)
 
 
@@ -858,6 +865,7 @@ def written_batch(
     options: dict[str, Any] = {"causal": causal}
     if rule == "documents":
         batch["documents"] = options["documents"] = DOCUMENTS.expand(rows, -1)
+    mask = torch.ones(rows, TOKENS)
     if rule == "padding":
         mask = batch_of("llama", "left" if causal else "right", rows)["attention_mask"]
         batch["attention_mask"] = options["padding"] = mask
@@ -895,7 +903,7 @@ def written_case(writing: str, rule: str, where: str, causal: bool, wrap: str = 
             faulty = seed(lambda: Written(writing, rule, where, causal, window))
             batch, options = written_batch(rule, causal)
         prove_written(rule, sound, faulty, batch, options, first)
-        return torch.compile(faulty, backend="eager") if wrap else faulty, batch, options
+        return compile_eagerly(faulty) if wrap else faulty, batch, options
 
     block = "encoder.layers" if writing == "encoder" else "layers"
     style = " ".join(word for word in ("written", writing, wrap, "causal" if causal else "both ways", rule) if word)
@@ -1027,7 +1035,7 @@ def pair_case(
             assert max(moves(model, batch, "causal", part)) < limit
         if family in ("mamba", "jamba"):  # the docs page: it does not resume its convolution
             batch["use_cache"] = False
-        return torch.compile(model, backend="eager") if wrap else model, batch, {}
+        return compile_eagerly(model) if wrap else model, batch, {}
 
     words = [family, kind, f"batch of {rows}", attention, str(dtype).removeprefix("torch."), "compiled" if wrap else ""]
     return Case("pair " + ", ".join(word for word in words if word), make)
@@ -1072,7 +1080,7 @@ def written_pair(writing: str, rule: str, causal: bool, wrap: str) -> Case:
         model = seed(
             lambda: Encoder(causal=causal) if writing == "encoder" else Written(writing, causal=causal, window=window)
         )
-        return torch.compile(model, backend="eager") if wrap else model, batch, options
+        return compile_eagerly(model) if wrap else model, batch, options
 
     return Case(f"pair written {writing} {rule} {'causal' if causal else 'both ways'} {wrap}".strip(), make)
 
@@ -1110,7 +1118,7 @@ def count(results: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> dict[st
         "environment": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "transformers": transformers.__version__,
+            "transformers": version("transformers"),
             "machine": platform.machine(),
         },
     }
