@@ -149,5 +149,5 @@ def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:
     found = verdict(reading(site("layer.0")), (rang,))
     assert found.level == "notice"
     assert found.sentence == (
-        "No warning now in 4 heads in 1 layer: the largest logit is 17.5. 1 earlier warning has ended, at step 192."
+        "1 earlier warning has ended, at step 192 (loss has jumped). No warning now: the largest logit is 17.5."
     )

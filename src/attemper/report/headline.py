@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attemper.readings.alarms import KINDS, is_by_job, is_heard, level_of, value_at
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.report.texts import Clauses, Message, message, say
+from attemper.report.texts import Clauses, Message, Names, alarm_title, message, say
 from attemper.text import clean, cut
 
 MOST_KINDS = 5
@@ -59,9 +59,10 @@ def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
         level = "unjudged"
     elif history:
         level = "notice"
-    opening = "passed" if level == "notice" and history else level
+    if level == "notice" and history:
+        return _fit(level, "passed", [*clauses, *calm], gaps, history[1:], said=history[0])
     # What was not measured stands in the sentence itself: without it, "nothing looks wrong" says too much.
-    return _fit(level, opening, [*clauses, *calm], gaps, history, total=_total(reading, heads))
+    return _fit(level, level, [*clauses, *calm], gaps, history, total=_total(reading, heads))
 
 
 def _fit(
@@ -166,9 +167,10 @@ def _gaps(reading: Reading, heads: list[HeadReading]) -> list[Message]:
 
 def _past(alarms: Sequence[Alarm]) -> Iterator[Message]:
     """Warnings and worse that came and went."""
-    ended = [alarm.ended for alarm in alarms if alarm.ended is not None and is_heard(alarm)]
+    ended = {alarm: alarm.ended for alarm in alarms if alarm.ended is not None and is_heard(alarm)}
     if ended:
-        yield message("verdict.past", n=len(ended), step=max(ended))
+        kinds = [alarm_title(kind) for kind in dict.fromkeys(alarm.kind for alarm in ended)]
+        yield message("verdict.past", n=len(ended), step=max(ended.values()), kinds=Names(kinds[:3]))
 
 
 def _before(alarms: Sequence[Alarm]) -> Iterator[Message]:
