@@ -83,7 +83,7 @@ def test_roles_are_read_and_with_a_flag_induction_on_repeated_bytes(run: Run, tm
     assert scores[0]["previous token"] == scores[1]["previous token"]
     refused = run("scan", "--roles", "--texts", tmp_path / "text")
     assert refused.code == 2
-    assert "is of one text: give no --texts" in " ".join(refused.err.replace("│", " ").split())
+    assert "works on one text: leave out --texts" in " ".join(refused.err.replace("│", " ").split())
 
 
 def test_text_comes_from_standard_input_with_a_dash(run: Run) -> None:

@@ -41,7 +41,7 @@ def test_one_layer_or_head_and_what_there_is_not(
     assert (ended.code, "there is no such layer. Layers: 0, 1, 2, 3" in ended.err) == (1, True)
     ended = run_command(monkeypatch, capsys, "pattern", "--layer", 1, "--site", "blocks.1.attention")
     assert ended.code == 2
-    assert "leave out one of the two" in " ".join(ended.err.split())
+    assert "leave out --site or --layer" in " ".join(ended.err.split())
 
 
 @pytest.mark.slow("loads transformers")

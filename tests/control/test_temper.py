@@ -230,7 +230,7 @@ def test_saved_beside_the_model_and_loaded(tmp_path: Any):
     (tmp_path / "attemper.safetensors").write_bytes(b"garbage")
     with pytest.raises(InputError, match="is cut off or no file of attemper"):
         twin.load(tmp_path)
-    with pytest.raises(InputError, match="no file"):
+    with pytest.raises(InputError, match="is not a file"):
         twin.load(tmp_path / "nothing")
 
 

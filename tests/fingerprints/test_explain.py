@@ -112,7 +112,7 @@ def test_groups_that_one_run_keeps_and_the_other_does_not_are_left_out():
     with fault.patch(model, [0], 0.0):
         found = attemper.explain(a, attemper.fingerprint(model.model, [tokens()], heads=[0, 3]))
     assert (found.kind, found.site) == ("head_order", "layers.0.self_attn")
-    assert "those of heads 2, 0, 3, 1 of run a" in found.message
+    assert "queries of heads 2, 0, 3, 1 of run a" in found.message
     eager = tiny("llama", kernel="eager")
     grouped = next(one for one in FAULTS if one.kind == "grouping")
     with grouped.patch(eager, [0], 0.0):

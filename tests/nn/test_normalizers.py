@@ -172,7 +172,7 @@ def test_a_number_per_head_may_be_fixed():
         (lambda: nn.Sink(initial=float("nan")), "must be a finite number"),
         (lambda: nn.Entmax(True), "must be a finite number of at least 1"),
         (lambda: nn.Entmax("a"), "must be a finite number of at least 1"),  # pyright: ignore[reportArgumentType]
-        (lambda: nn.Entmax(1.5, num_heads=3), r"num_heads=3\) is for what is learned"),
+        (lambda: nn.Entmax(1.5, num_heads=3), r"num_heads=3\) needs learned=True"),
         (lambda: nn.Entmax(torch.tensor([1.5, 0.5])), "must be a finite number of at least 1"),
         (lambda: nn.Sigmoid(torch.zeros(2, 2)), r"a floating tensor \[heads\] of finite numbers"),
     ],

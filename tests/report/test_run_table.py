@@ -26,7 +26,7 @@ from tests.support.runs import restless, written
 STAYS = """
     token logit softmax query key value batch padding sink checkpoint kernel rank one-hot NaN log UTC nats Transformer
     mask attention attn layers self weights shape head heads tap names n of tokens entropy normalized_entropy
-    transformers FlexAttention watch loss lr
+    transformers FlexAttention watch loss lr attemper bfloat
 """
 """Words that stay in Chinese texts (CONTRIBUTING.md), and those of the names that the test gives."""
 

@@ -99,7 +99,7 @@ def test_a_name_that_no_encoding_holds_is_written_as_its_escape(tmp_path: Path) 
     model, x = Named(), torch.randn(2, 5, 8)
     scan = attemper.scan(model, [x])
     assert [site.name for site in scan.sites] == ["a\\ud800"]
-    scan.save(tmp_path / "scan.json")
+    scan.save(tmp_path / "scan.safetensors")
     scan.to_html(tmp_path / "scan.html")
     attemper.fingerprint(model, [x]).save(tmp_path / "one.safetensors")
     with attemper.watch(model, store=tmp_path / "run", sites="a\ud800") as watch:

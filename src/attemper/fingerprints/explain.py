@@ -20,6 +20,7 @@ from attemper.fingerprints.explanation import Explanation, Remark
 from attemper.fingerprints.finding import ACCEPTED, REPRODUCED, Finding, in_words, slope
 from attemper.fingerprints.pair import SitePair, sketch_difference
 from attemper.fingerprints.record import Fingerprint
+from attemper.fingerprints.rounding import MARGIN
 from attemper.text import clean_name, count
 
 OWN: tuple[Callable[[SitePair], list[Finding]], ...] = (
@@ -419,7 +420,7 @@ def best_of(pair: SitePair) -> tuple[Finding | None, list[Finding]]:
 def _noise(pair: SitePair) -> float:
     """The share of the squared difference of queries and keys that is rounding, of heads that are beyond it."""
     levels = np.concatenate((pair.query_level, pair.key_level))
-    level = np.sqrt((levels[levels >= min(floor.MARGIN * floor.vectors(pair), levels.max())] ** 2).mean())
+    level = np.sqrt((levels[levels >= min(MARGIN * floor.vectors(pair), levels.max())] ** 2).mean())
     return min((floor.vectors(pair) / level) ** 2, 0.5) if level else 0.0
 
 

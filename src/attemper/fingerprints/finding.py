@@ -8,6 +8,7 @@ import numpy as np
 
 from attemper.fingerprints import floor
 from attemper.fingerprints.pair import SitePair
+from attemper.fingerprints.rounding import MARGIN
 
 ACCEPTED = 0.25
 """A cause explains a difference only if it leaves at most so much of its square."""
@@ -69,7 +70,7 @@ class Prediction:
         """The cause, and what it leaves of heads that are beyond rounding: the share of their squared difference, or of
         run a or b itself, whichever is least. What is much smaller than its twin is not explained by a factor of 0.
         """
-        limit = floor.MARGIN * floor.vectors(pair)
+        limit = MARGIN * floor.vectors(pair)
         left = total = worst = 0.0
         for expected, (a, b), level in (
             (self.query, pair.query, pair.query_level),

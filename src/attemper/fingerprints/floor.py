@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attemper.fingerprints.pair import ROUNDING, SitePair, sketch_difference
+from attemper.fingerprints.pair import SitePair, sketch_difference
+from attemper.fingerprints.rounding import MARGIN, ROUNDING
 
-MARGIN = 2.0
-"""A stage is beyond rounding if its level is so many times the expected one."""
 EDGE = 0.7
 """From so many times what rounding explains on, a stage is near its edge."""
 ADDED = 0.1

@@ -7,10 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from attemper.fingerprints.rounding import ROUNDING
 from attemper.fingerprints.site import GRAMS, SiteFingerprint, scaled_products
 
-ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-23}
-"""Largest relative error of rounding once. What is kept of float64 is float32."""
 TRIMMED = 0.15
 """Share of rows, the worst, that a level leaves out: routers of experts flip on a few tokens."""
 _FINE = 2.0**-20

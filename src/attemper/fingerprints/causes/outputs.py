@@ -6,7 +6,8 @@ import numpy as np
 
 from attemper.fingerprints import floor
 from attemper.fingerprints.finding import Finding, in_words
-from attemper.fingerprints.pair import ROUNDING, SitePair, level_of_rows, sketch_difference
+from attemper.fingerprints.pair import SitePair, level_of_rows, sketch_difference
+from attemper.fingerprints.rounding import ROUNDING
 from attemper.fingerprints.site import SiteFingerprint
 
 STAGE = "head output"

@@ -12,6 +12,7 @@ from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, pl
 from attemper.fingerprints.causes.scores import log_length
 from attemper.fingerprints.finding import REPRODUCED, Finding, Prediction, in_words, short, slope
 from attemper.fingerprints.pair import SitePair
+from attemper.fingerprints.rounding import MARGIN
 from attemper.fingerprints.site import PAIRS
 
 STAGE = "q and k"
@@ -79,7 +80,7 @@ def _reproduces(pair: SitePair, factors: np.ndarray) -> bool:
     rest = np.sqrt(((b - factors[..., None] * a) ** 2).sum(-1) / np.maximum(known.sum(-1), 1.0))
     one, two = pair.lengths
     relative = rest / np.maximum(np.minimum(np.abs(factors) * one, two), 1e-9 * (one + two) + 1e-30)
-    return max(map(pair.level, relative)) <= REPRODUCED * floor.MARGIN * floor.products(pair)
+    return max(map(pair.level, relative)) <= REPRODUCED * MARGIN * floor.products(pair)
 
 
 def _weights(pair: SitePair) -> np.ndarray:
@@ -151,7 +152,7 @@ def other_projection(pair: SitePair) -> Iterator[Finding]:
 
 def apart(pair: SitePair) -> str:
     """What is known of queries and keys that no cause makes of one another."""
-    limit, said = floor.MARGIN * floor.vectors(pair), []
+    limit, said = MARGIN * floor.vectors(pair), []
     parts = ("queries", pair.query, pair.query_level), ("keys", pair.key, pair.key_level)
     for name, (a, b), level in parts:
         if (marked := level > limit).any():
