@@ -583,8 +583,8 @@ def course(alarm: Alarm, unit: str = "") -> Iterator[tuple[str, dict[str, Any]]]
         yield "since" if alarm.ended is None else "span", {"since": alarm.since, "ended": alarm.ended}
     for name, value, step in ("worst", alarm.worst, alarm.worst_step), ("latest", alarm.latest, alarm.latest_step):
         if step is not None and step != alarm.since:
-            share = value is not None and alarm.kind in KINDS and KINDS[alarm.kind].judged
-            said = round(value, 4) if share else value  # less of a share is 0 for a reader
+            share = alarm.kind in KINDS and KINDS[alarm.kind].judged
+            said = round(value, 4) if share and value is not None else value  # less of a share is 0 for a reader
             yield name, {"value": f"{shown(said)} {unit}".rstrip(), "step": step}
 
 

@@ -56,7 +56,7 @@ class Within(NamedTuple):
 class Names(NamedTuple):
     """``a, b, c``."""
 
-    parts: Sequence[Message]
+    parts: Sequence[Message | str]
 
 
 class Date(NamedTuple):
