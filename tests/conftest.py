@@ -121,7 +121,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A whole run holds docs/models.md against what its tests found, or writes it."""
+    """A whole run compares models_seen.jsonl with what its tests found, or writes it and docs/models.md."""
     config = session.config
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if hasattr(config, "workerinput") or reporter is None:
@@ -138,11 +138,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter.write_line(f"\ndocs/models.md written: {len(rows)} rows")
     elif _whole_run(config) and session.exitstatus == 0:
         if any("build/vision" in str(report.longrepr) for report in reporter.stats.get("skipped", [])):
-            reporter.write_line("\ndocs/models.md was not checked: some of its models are not installed")
+            reporter.write_line("\nmodels_seen.jsonl was not checked: some of its models are not installed")
             return
-        differences = models_seen.differences(rows, models_seen.rows_of_page())
+        differences = models_seen.differences(rows, models_seen.load())
         for line in differences:
-            reporter.write_line(f"\ndocs/models.md: {line}")
+            reporter.write_line(f"\ntests/support/models_seen.jsonl: {line}")
         if differences:
             reporter.write_line("write it anew: pytest --all --write-models")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,17 +1,22 @@
-"""The page "which models are seen, and how": each row is what a test of this suite ran, and nothing else.
+"""What tests found out about each model that attemper reads, and the tables of docs/models.md written from it.
 
-A test records what it has checked through the fixture ``seen``; a whole run (``pytest --all``) holds the records
-against docs/models.md and fails where they differ, and ``pytest --all --write-models`` writes the page.
+A test records what it has checked through the fixture ``seen``; a whole run (``pytest --all``) compares the records
+with models_seen.jsonl and fails where they differ. ``pytest --all --write-models`` writes that file and the page.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+ROWS = Path(__file__).with_suffix(".jsonl")
+"""A JSON line for each model and way."""
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 PROPERTY = "model seen"
 BEGIN, END = "<!-- rows: begin -->", "<!-- rows: end -->"
@@ -31,7 +36,7 @@ class Seen:
     skipped: str | None = None
     """Why it is not seen; it is then skipped by name."""
     more: tuple[tuple[str, str], ...] = ()
-    """Further columns of its library's table, by name."""
+    """What else its test found, by name."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -70,28 +75,86 @@ def joined(rows: Iterable[Seen]) -> list[Seen]:
     return [found[key] for key in sorted(found, key=lambda key: tuple(part.lower() for part in key))]
 
 
+def load() -> list[Seen]:
+    """Every row, as it was written last."""
+    found = map(json.loads, ROWS.read_text("utf-8").splitlines())
+    return [Seen(**row | {"more": tuple(row.get("more", {}).items())}) for row in found]
+
+
 def table(rows: list[Seen]) -> str:
-    """The rows as Markdown, one table for each library."""
+    """The rows as Markdown: for each library, models that are read alike in one row, then what is skipped."""
     parts = []
-    for library in dict.fromkeys(row.library for row in rows):
-        own = [row for row in rows if row.library == library]
-        more = tuple(dict.fromkeys(name for row in own for name, _ in row.more))
-        steps = () if more else ("identical training steps",)
-        columns = ("model", "how it is seen", "largest error, nats", *steps, *more)
-        parts.append(f"## {library}\n\n| {' | '.join(columns)} |")
-        parts.append("|---" * len(columns) + "|")
-        parts += [_line(row, more) for row in own]
-        parts.append("")
-    return "\n".join(parts).rstrip()
+    for library, own in groupby(rows, lambda row: row.library):
+        found = list(own)
+        read = [row for row in found if row.skipped is None]
+        parts += [f"### {library}", *(_architectures if any(row.more for row in found) else _read)(read)]
+        parts += _columns(
+            "skipped, with the reason", _grouped((_short(row.skipped), row.model) for row in found if row.skipped)
+        )
+    return "\n\n".join(parts)
 
 
-def _line(row: Seen, more: Sequence[str]) -> str:
-    if row.skipped is not None:
-        return f"| {row.model} | {row.way} | skipped: {row.skipped} | |"
-    error = "" if row.error_nats is None else f"{_rounded_up(row.error_nats):.0e}"
-    steps = "" if row.identical_steps is None else str(row.identical_steps)
-    rest = [dict(row.more).get(name, "") for name in more] or [steps]
-    return f"| {row.model} | {row.way} | {error} | {' | '.join(rest)} |"
+def _short(reason: str) -> str:
+    return re.sub(r"(?: \([^)]*\)|:.*)$", "", reason)
+
+
+def _read(rows: list[Seen]) -> list[str]:
+    ways: dict[str, list[Seen]] = {}
+    for row in rows:
+        ways.setdefault(row.model, []).append(row)
+    return _columns("ways", _grouped((_ways(own), model) for model, own in ways.items()), _errors(ways.values(), _ways))
+
+
+def _ways(rows: list[Seen]) -> str:
+    """``registry: eager*, sdpa*``: the star says that training was identical."""
+    named = [f"{row.way}{'*' * bool(row.identical_steps)}" for row in rows]
+    registry = [way.removeprefix("registry, ") for way in named if way.startswith("registry, ")]
+    rest = [way for way in named if not way.startswith("registry, ")]
+    return "; ".join([*rest, *([f"registry: {', '.join(registry)}"] if registry else [])])
+
+
+def _architectures(rows: list[Seen]) -> list[str]:
+    found = _grouped((_layers(row), row.model) for row in rows)
+    errors = _errors(([row] for row in rows), lambda own: _layers(own[0]))
+    return _columns("fold; other layers, named", found, errors)
+
+
+def _layers(row: Seen) -> str:
+    """``per head; state space``: how temperatures fold, and the kinds of layers without weights."""
+    more = dict(row.more)
+    fold = re.sub(r"`model\.layers\.(\d+)[^`]*`", r"layer \1:", more.get("fold", ""))
+    fold = re.sub(r"`model\.(\w+)[^`]*`", r"\1", fold).replace(": heads share the gain of their norm", "")
+    kinds = re.sub(r"`[^`]*`: ", "", more.get("named, not read", ""))
+    return "; ".join(filter(None, [fold, kinds]))
+
+
+def _errors(groups: Iterable[list[Seen]], name: Callable[[list[Seen]], str]) -> dict[str, str]:
+    """The largest error of all models with one name, rounded up."""
+    found: dict[str, list[float]] = {}
+    for own in groups:
+        found.setdefault(name(own), []).extend(row.error_nats for row in own if row.error_nats is not None)
+    return {key: f"{_rounded_up(max(errors)):.0e}" if errors else "" for key, errors in found.items()}
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names by what is said of them, the most first; each name once."""
+    found: dict[str, list[str]] = {}
+    for said, name in pairs:
+        if name not in found.setdefault(said, []):
+            found[said].append(name)
+    return dict(sorted(found.items(), key=lambda pair: -len(pair[1])))
+
+
+def _columns(title: str, found: Mapping[str, list[str]], errors: Mapping[str, str] | None = None) -> list[str]:
+    """A table as one text; none where nothing was found."""
+    if not found:
+        return []
+    more = " largest error, nats |" if errors is not None else ""
+    lines = [f"| {title} | models |{more}", f"|---|---|{'---|' if more else ''}"]
+    for said, names in found.items():
+        end = f" {errors[said]} |" if errors is not None else ""
+        lines.append(f"| {said} | {'; '.join(names)} |{end}")
+    return ["\n".join(lines)]
 
 
 def _rounded_up(error: float) -> float:
@@ -102,34 +165,31 @@ def _rounded_up(error: float) -> float:
     return math.ceil(error / scale * (1 - 1e-12)) * scale
 
 
-def differences(rows: list[Seen], page: str) -> list[str]:
-    """Lines that stand on the page and were not run, or the other way round. Errors differ between machines."""
-    here, there = (
-        {_without_error(line) for line in text.splitlines() if _is_row(line)} for text in (table(rows), page)
-    )
-    missing = [f"not on the page: {line}" for line in sorted(here - there)]
-    return missing + [f"on the page, but no test ran it: {line}" for line in sorted(there - here)]
+def differences(rows: list[Seen], known: list[Seen]) -> list[str]:
+    """Rows that were written and not found, or the other way round. Errors differ between machines."""
+    here, there = (set(map(_without_error, part)) for part in (rows, known))
+    missing = [f"not written: {' | '.join(row.key)}" for row in here - there]
+    return sorted(missing + [f"written, but no test found it: {' | '.join(row.key)}" for row in there - here])
 
 
-def _is_row(line: str) -> bool:
-    return line.startswith("| ") and not line.startswith("| model |")
+def _without_error(row: Seen) -> Seen:
+    error = None if row.error_nats is None else 1.0
+    return replace(row, error_nats=error, more=tuple(sorted(pair for pair in row.more if pair[1])))
 
 
-def _without_error(line: str) -> str:
-    cells = line.split("|")
-    if len(cells) > 4 and not cells[3].strip().startswith("skipped"):
-        cells[3] = " measured " if cells[3].strip() else " "
-    return "|".join(cells)
-
-
-def rows_of_page() -> str:
-    """What stands between the marks of the page."""
-    text = PAGE.read_text("utf-8")
-    return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+def written(rows: list[Seen], page: str) -> str:
+    """The page with the tables in their place."""
+    head, tail = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
+    return f"{head}\n\n{table(rows)}\n\n{tail}"
 
 
 def write(rows: list[Seen]) -> None:
-    """Puts the rows between the marks of the page."""
-    text = PAGE.read_text("utf-8")
-    head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(f"{head}\n\n{table(rows)}\n\n{tail}", "utf-8")
+    """Writes the rows, and the page from them."""
+    found = [{key: value for key, value in asdict(row).items() if value not in (None, ())} for row in rows]
+    for row in found:
+        if "error_nats" in row:
+            row["error_nats"] = _rounded_up(row["error_nats"])
+        if "more" in row:
+            row["more"] = {name: value for name, value in row["more"] if value}
+    ROWS.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), "utf-8")
+    PAGE.write_text(written(load(), PAGE.read_text("utf-8")), "utf-8")

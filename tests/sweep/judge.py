@@ -304,7 +304,7 @@ def _nothing(layers: Mapping[str, str]) -> str:
     """Why a model has no site though nothing was skipped."""
     if UNREAD in layers.values():
         return f"{UNREAD} in modules whose name says attention: named, not read"
-    return "no attention in it: its layers mix tokens otherwise" if layers else "no attention in it"
+    return "no attention in it: its layers mix tokens in other ways" if layers else "no attention in it"
 
 
 @dataclass(frozen=True)
