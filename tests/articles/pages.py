@@ -23,35 +23,31 @@ TITLE = Text("From the article to the library", "从文章到本库")
 OTHER = Text("[中文](from-article-to-library.zh-CN.md)", "[English](from-article-to-library.md)")
 INTRO = (
     Text(
-        "attemper grew out of five Chinese articles on attention, temperature and entropy. Each of their snippets "
-        "runs below exactly as printed. You see a verdict, the checks behind it (folded), and the line of attemper "
-        "that does the same. For the formulas, see [maths.md](../maths.md).",
-        "这个库的背后是五篇讲注意力、温度和熵的中文文章。文中的每一段代码，这里都照原样跑过一遍：先给结论，再给"
-        "验证过程（折叠），最后是在 attemper 里做同一件事的那一行。公式见 [maths.md](../maths.md)（英文）。",
-    ),
-    Text(
-        "`python scripts/article_pages.py` writes this page from the runs, and the tests run every block again. The "
-        "printed snippets are in [tests/articles/snippets](../../tests/articles/snippets). To follow along:",
-        "`python scripts/article_pages.py` 会运行每个代码块并写入它的输出，测试会全部再跑一遍。代码片段照原文保存在 "
-        "[tests/articles/snippets](../../tests/articles/snippets)。想跟着运行，先执行：",
+        "attemper grew out of five Chinese articles on attention, temperature and entropy. Below, each of their "
+        "snippets has a verdict, which opens to the checks, and the line of attemper that does the same. "
+        "[maths.md](../maths.md) has the formulas. `python scripts/article_pages.py` writes this page from the runs. "
+        "To follow along:",
+        "这个库的背后是五篇讲注意力、温度和熵的中文文章。下面逐段给出结论（点开可看验证），以及 attemper 里做同一件事的"
+        "那一行。公式见 [maths.md](../maths.md)（英文）。本页由 `python scripts/article_pages.py` 运行全部代码后写成。"
+        "想跟着运行，先执行：",
     ),
 )
 PREAMBLE = "import math\nimport numpy as np\nimport torch\nimport attemper\nfrom attemper import functional"
 ARTICLE = Text(
-    "`article` is the snippet as a module, with its missing imports added. Each snippet starts from "
-    "`torch.manual_seed(0)`. Some use this small model:",
-    "`article` 是把片段当作模块、补上它漏掉的 import 之后的样子。每个片段都从 `torch.manual_seed(0)` 开始。需要小"
-    "模型时，`model` 和 `tokens` 是这样来的：",
+    "`article` is the snippet as a module, with its missing imports added and `torch.manual_seed(0)` before it. Some "
+    "use this small model:",
+    "`article` 是把片段当作模块、补上漏掉的 import 之后的样子，之前都执行 `torch.manual_seed(0)`。有些片段要用这个"
+    "小模型：",
 )
 NAMES = json.loads((ROOT / "src" / "attemper" / "article_names.json").read_text("utf-8"))
 NAMES_SAY = Text(
-    "You know a name from one of the articles: which line of attemper replaces it? The table lists every name. "
-    "`attemper.softmax` and the others raise an error that shows the same line.",
-    "文章里定义的名称，以及在这里应当怎样写；把这些名称当作 attemper 的属性来用，报错也会这样提示：",
+    "You know a name from one of the articles: which line of attemper replaces it? `attemper.softmax` and the others "
+    "raise an error that shows the same line.",
+    "文章里的名称，在 attemper 里应当怎样写？直接用 `attemper.softmax` 这样的名称，报错也会给出同一行：",
 )
 NAMES_HEAD = Text("| in the articles | here |", "| 文章里 | 在这里 |")
-CHECKS = Text("The snippet as printed, and the checks", "原文片段与验证")
-RUNS = Text("runs", "可直接运行")
+RUNS = Text("runs as printed", "可直接运行")
+LACKS = Text("lacks", "缺少")
 RESTORED = Text("(line breaks restored)", "（仅恢复换行）")
 INPUTS = Text("It needs:", "它默认已有：")
 PRINTS = Text("It prints:", "它打印：")
@@ -98,12 +94,13 @@ def section(case: Case, language: str) -> list[str]:
     checks = _as_printed(case, run, language) if case.file.exists() else []
     for step, output in zip(case.steps, run.outputs, strict=True):
         checks += _step(step, output, language)
-    folded = [f"<details><summary>{CHECKS.of(language)}</summary>", *checks, "</details>"] if checks else []
+    verdict = case.verdict.of(language)
+    summary = re.sub(r"`([^`]+)`", r"<code>\1</code>", verdict)  # Markdown is not read there
+    folded = [f"<details><summary>{summary}</summary>", *checks, "</details>"] if checks else [verdict]
     said = Text(*(f"{HERE.of(name)} `{case.line}`. {case.here.say.of(name)}" for name in ("en", "zh")))
     missing = [case.missing.say.of(language)] if case.missing else []
     return [
         f"### {case.title.of(language)}",
-        case.verdict.of(language),
         *folded,
         *_step(Step(said, case.here.code), run.here, language),
         *missing,
@@ -111,14 +108,12 @@ def section(case: Case, language: str) -> list[str]:
 
 
 def _as_printed(case: Case, run: Run, language: str) -> list[str]:
-    """The snippet, with what happens when it runs as the article prints it."""
+    """Where the snippet is, and what happens when it runs as the article prints it."""
     parts = [f"[`{case.file.name}`](../../{case.file.relative_to(ROOT)})"]
     if case.snippet:
-        errors = BETWEEN.of(language).join(f"`{error}`" for error in run.complaints or [run.failure] if error)
-        parts[0] += f": {errors or RUNS.of(language)}"
+        parts[0] += f": {_complaints(run, language)}"
     if case.restored:
         parts[0] += " " + RESTORED.of(language)
-    parts.append(_code(case.source))
     if case.inputs:
         parts += [INPUTS.of(language), _code(case.inputs)]
     if case.snippet and run.printed and run.printed.count("\n") <= LONGEST_OUTPUT:
@@ -126,6 +121,14 @@ def _as_printed(case: Case, run: Run, language: str) -> list[str]:
     if case.snippet and run.failure and run.complaints:
         parts += [THEN.of(language), _text(run.failure)]
     return parts
+
+
+def _complaints(run: Run, language: str) -> str:
+    errors = [error for error in run.complaints or [run.failure] if error]
+    names = [found[1] for error in errors if (found := re.fullmatch(r"NameError: name '(\w+)' is not defined", error))]
+    rest = [f"`{error}`" for error in errors if not error.startswith("NameError: name ")]
+    lacks = [f"{LACKS.of(language)} {BETWEEN.of(language).join(f'`{name}`' for name in names)}"] if names else []
+    return BETWEEN.of(language).join(lacks + rest) or RUNS.of(language)
 
 
 def _step(step: Step, output: str, language: str) -> list[str]:

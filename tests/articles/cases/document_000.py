@@ -27,10 +27,10 @@ layer(x)
         ),
         Step(
             Text(
-                "Now it runs, but its temperature is a mean over the whole sequence, padding included. Changing the "
-                "*last* token changes the weights of the *first* one:",
-                "补上这个名字就能运行。但温度取自整个序列的平均值，所以只换*最后*一个 token，*第一个* token 在前两"
-                "个 key 之间的权重之比也会变。对因果模型来说这就是偷看未来；padding 也被一起平均了进去。",
+                "Its temperature is a mean over the sequence, padding included. Another *last* token "
+                "changes the weights of the *first*:",
+                "补上就能运行。但温度取自整个序列（含 padding）的均值：换掉*最后*一个 token，*第一个*"
+                " token 的权重也跟着变。",
             ),
             """\
 article.d_model = 16
@@ -43,8 +43,8 @@ for sequence in (x, other):
         ),
         Step(
             Text(
-                "Below about -104, softplus returns exactly 0 in float32, and every weight is NaN:",
-                "Softplus 并不能保证 float32 的温度大于 0：输入约在 -104 以下时结果正好是 0，所有权重都变成 NaN。",
+                "Below about -104, softplus returns 0 in float32, and every weight is NaN:",
+                "softplus 的输入低于约 -104 时，float32 结果正好是 0，权重全是 NaN：",
             ),
             """\
 layer.temp_net[2].bias.data.fill_(-110.0)
@@ -78,11 +78,9 @@ LAYERWISE = Case(
     steps=(
         Step(
             Text(
-                'The comment says "low in the middle, high at both ends"; the code does the reverse, and the ends '
-                "reach 0.75, not 1. Write `T_low + (T_high - T_low) * abs(2 * ratio - 1)` instead. An unknown pattern "
-                "silently gives 1.0.",
-                "注释写的是“中间低，两端高”，实际正好相反，而且两端只到一半：0.75 而不是 1。符合注释的写法是 "
-                "`T_low + (T_high - T_low) * abs(2 * ratio - 1)`。写错 pattern 名字时，它一声不响地返回 1.0。",
+                "The comment promises a high start and end; the code does the reverse and reaches "
+                "0.75 there. An unknown pattern gives 1.0.",
+                "注释写“中间低，两端高”，代码正好相反，两端只到 0.75。写错 pattern 名字时直接返回 1.0。",
             ),
             """\
 for pattern in ("linear", "u", "exp", "no such pattern"):
@@ -93,9 +91,8 @@ for pattern in ("linear", "u", "exp", "no such pattern"):
     ),
     here=Step(
         Text(
-            "Pass the list to `attemper.temper(model, temperature=[...])`, one temperature per layer:",
-            "linear、u 和 exponential 都与文字描述一致；`attemper.temper(model, temperature=[...])` 接受这样的列表，"
-            "每层一个温度：",
+            "Pass the list to `attemper.temper(model, temperature=[...])`:",
+            "把列表传给 `attemper.temper(model, temperature=[...])`，每层一个温度：",
         ),
         """\
 for shape in ("linear", "u", "exponential"):
@@ -133,10 +130,8 @@ print(article.entropy_regularized_attention_loss(weights), -0.01 * functional.en
         ),
         Step(
             Text(
-                "A transformers model uses SDPA by default and returns no weights. The term is the integer 0, so "
-                "nothing is regularised:",
-                "直接套在 transformers 模型上（默认 SDPA 注意力），根本拿不到权重。transformers 只在日志里提醒一句"
-                "；这一项是整数 0，什么都没有被正则化。",
+                "SDPA, the default of transformers, returns no weights, so the term is 0:",
+                "transformers 默认用 SDPA，拿不到权重，这一项是整数 0：",
             ),
             """\
 regularized = article.EntropyRegularizedTransformer(model)
@@ -145,11 +140,8 @@ print(regularized(tokens, labels=tokens)["ent_loss"])
         ),
         Step(
             Text(
-                "With eager attention, the term is a sum over layers, so it grows with depth. The cross-entropy asks "
-                "each token to predict itself:",
-                "换成 eager 注意力才有。此时这一项是各层之和，强度随层数增长（这里 2 层，就是平均值的 2 倍），而且"
-                "每层 n x n 的权重都得留着。交叉熵没有把标签错开一位：每个 token 都在预测自己，和模型自己的损失不"
-                "是一回事。",
+                "With eager attention the term sums over layers, and cross-entropy asks each token to predict itself:",
+                "换成 eager 后，这一项是各层之和，随层数增长；交叉熵没有错开一位，每个 token 都在预测自己：",
             ),
             """\
 model.set_attn_implementation("eager")
@@ -164,10 +156,10 @@ print(f"their cross-entropy {losses['task_loss'].item():.4f}, the model's {outpu
     ),
     here=Step(
         Text(
-            "The entropy comes from the attention call, with an exact gradient and no n x n tensor. For a whole "
-            "model, use `attemper.regularize(model, attemper.EntropyBonus(0.01))`, a mean over layers.",
-            "熵由注意力本身给出，梯度精确，也不保留 n x n 的张量。整个模型用 "
-            "`attemper.regularize(model, attemper.EntropyBonus(0.01))`：取各层的平均。",
+            "The gradient is exact, and no n x n tensor is kept. For a whole model, use "
+            "`attemper.regularize(model, attemper.EntropyBonus(0.01))`.",
+            "梯度精确，不保留 n x n 的张量。整个模型用 `attemper.regularize(model, attemper.Entro"
+            "pyBonus(0.01))`，取各层平均。",
         ),
         """\
 q, k, v = torch.randn(3, 2, 4, 6, 8).unbind()
@@ -185,9 +177,8 @@ SCHEDULE = Case(
     steps=(
         Step(
             Text(
-                "The temperature starts at 0, drops from 2 to 0.1 after warm-up, then *rises* to 2.0:",
-                "先预热再退火，100 步内从 2.0 到 0.1。它从温度 0 开始，预热一结束就从 2 掉到 0.1，然后一路*升*到 "
-                "2.0：`_cosine_schedule` 是从 1 走到 0，而用它的那一行需要从 0 走到 1。",
+                "It starts at 0, drops from 2 to 0.1 after warm-up, then *rises* to 2.0:",
+                "从 0 开始，预热一结束就从 2 掉到 0.1，然后一路*升*到 2.0：",
             ),
             """\
 schedule = article.EntropySchedule()
@@ -201,9 +192,8 @@ for step in (0, 5, 9, 10, 55, 100):
         ),
         Step(
             Text(
-                'The curriculum is right. "Contrastive", the third strategy in the docstring, does not exist and '
-                "gives 1.0:",
-                "curriculum 是对的。文档字符串里的第三种策略“对比熵”根本没有实现：和任何不认识的名字一样，返回 1.0。",
+                'The curriculum is right. "Contrastive" does not exist and gives 1.0:',
+                "curriculum 是对的。文档字符串里的“对比熵”没有实现，返回 1.0：",
             ),
             """\
 for kind in ("curriculum", "contrastive"):
@@ -214,10 +204,8 @@ for kind in ("curriculum", "contrastive"):
     ),
     here=Step(
         Text(
-            "The schedule starts at 1. It also drives `nn.ScheduledTemperature`, `EntropyTarget` and "
-            "`Thermostat`. A temperature of 0 raises an error:",
-            "与文字描述一致，但从 1 而不是 0 开始；它可以驱动 `nn.ScheduledTemperature`，当作熵时也可以驱动 "
-            "`EntropyTarget` 和 `Thermostat`。温度为 0 会被拒绝，而不是算出 NaN：",
+            "It starts at 1. A temperature of 0 raises an error:",
+            "从 1 开始；温度为 0 会报错，而不是算出 NaN：",
         ),
         """\
 schedule = attemper.schedules.warmup_anneal(2.0, 0.1)
@@ -232,11 +220,12 @@ DOCUMENT = Document(
     number="000",
     title=Text("temperature and attention entropy", "温度与注意力熵"),
     about=Text(
-        "The article gives a wrong title for arXiv 2412.16545. The paper is *Attention Entropy is a Key "
-        "Factor: An Analysis of Parallel Context Encoding with Full-attention-based Pre-trained Language "
-        "Models*.",
-        "文末第二篇参考文献 arXiv 2412.16545 的真实标题是 *Attention Entropy is a Key Factor: An Analysis of "
-        "Parallel Context Encoding with Full-attention-based Pre-trained Language Models*，与文中所写不符。",
+        "arXiv 2412.16545 is *Attention Entropy is a Key Factor: An Analysis of Parallel "
+        "Context Encoding with Full-attention-based Pre-trained Language Models*; the article "
+        "gives another title.",
+        "文末引用的 arXiv 2412.16545，真实标题是 *Attention Entropy is a Key Factor: An Analy"
+        "sis of Parallel Context Encoding with Full-attention-based Pre-trained Language Mode"
+        "ls*，文中写错了。",
     ),
     cases=(CONDITIONAL, LAYERWISE, REGULARIZED, SCHEDULE, MONITOR, ANOMALY, DEBUG),
 )

@@ -13,8 +13,8 @@ MONITOR = Case(
     steps=(
         Step(
             Text(
-                "Mean, standard deviation and trend are right, but padded queries would count:",
-                "均值、标准差和随时间的趋势都对（分数从 1 倍放大到 5 倍，熵下降）。padding 的 query 也会被平均进去。",
+                "Mean, standard deviation and trend are right, but count padded queries:",
+                "均值、标准差和趋势都对，但 padding 的 query 也算了进去：",
             ),
             """\
 monitor = article.AttentionEntropyMonitor(num_layers=1, num_heads=4)
@@ -36,10 +36,8 @@ monitor.get_statistics()
     ),
     here=Step(
         Text(
-            "It works with any kernel and leaves padded queries out. `watch.history` and `watch.trend` cover the "
-            "whole run.",
-            "一行代码即可在模型自身的注意力旁边监控，不管它用什么 kernel；padding 的 query 不计入。"
-            "`watch.history` 和 `watch.trend` 给出整个训练过程。",
+            "It works with any kernel and leaves padded queries out.",
+            "任何 kernel 都行，padding 的 query 不计入。",
         ),
         """\
 with attemper.watch(model) as watch:
@@ -63,8 +61,8 @@ ANOMALY = Case(
     steps=(
         Step(
             Text(
-                "The monitor returns a mean per head; this function compares it as one number:",
-                "上面的监控器按头给出均值，这个函数却把它当一个数来比较：",
+                "The monitor returns a mean per head; this function expects one number:",
+                "上面的监控器按头给出均值，这个函数却要一个数：",
             ),
             'article.detect_attention_anomaly({"layer_0": {"mean": np.array([1.2, 2.9])}})\n',
         ),
@@ -74,10 +72,8 @@ ANOMALY = Case(
         ),
         Step(
             Text(
-                "Plain numbers work. But uniform attention over 7 keys counts as a collapse, and over 274 keys as "
-                "normal, because the code assumes 512 keys:",
-                "传入普通数字才能运行。对 n 个 key 上完全均匀的注意力，它把 7 个 key 判成坍缩（log 7 小于 2），到 "
-                "274 个 key 都认为正常，因为它假定有 512 个 key。",
+                "It assumes 512 keys: uniform attention over 7 counts as a collapse, over 274 as normal:",
+                "它假定有 512 个 key：完全均匀的注意力，7 个 key 判成坍缩，274 个判成正常。",
             ),
             """\
 for n in (7, 8, 274, 275, 512):
@@ -88,8 +84,8 @@ for n in (7, 8, 274, 275, 512):
     ),
     here=Step(
         Text(
-            "Alarms use entropy divided by the log of the visible keys. This is uniform attention over 40 keys:",
-            "警报用的是熵除以每一行可见 key 数的对数。同样是均匀注意力，40 个 key：",
+            "Alarms divide the entropy by the log of the visible keys. Uniform attention over 40 keys:",
+            "警报用熵除以可见 key 数的对数。均匀注意力，40 个 key：",
         ),
         """\
 class Uniform(torch.nn.Module):
@@ -114,8 +110,8 @@ DEBUG = Case(
     steps=(
         Step(
             Text(
-                "A transformers model uses SDPA by default and returns no weights, so the list is empty:",
-                "transformers 模型默认（SDPA 注意力）拿不到权重：返回空列表，一条 [WARN] 都没有。",
+                "With SDPA there are no weights, so the list is empty:",
+                "SDPA 拿不到权重，返回空列表：",
             ),
             'batch = {"input_ids": tokens}\nprint(article.debug_attention_entropy(model, batch))\n',
         ),
@@ -125,10 +121,9 @@ DEBUG = Case(
         ),
         Step(
             Text(
-                "With that function added, it applies limits in nats to heads that see at most 12 keys. It also "
-                "leaves the model in eval mode:",
-                "补上这个函数后，它用固定的 nats 阈值去判断最多只看 12 个 key 的头；原本在训练的模型还被留在 eval "
-                "模式。",
+                "With that function added, it applies limits in nats to heads that see at most 12 "
+                "keys, and leaves eval mode on:",
+                "补上这个函数后，它用固定的 nats 阈值判断最多只看 12 个 key 的头，还把模型留在 eval 模式：",
             ),
             """\
 article.attention_entropy = lambda weights: functional.entropy_of(weights).mean(dim=(0, 2))
@@ -139,8 +134,8 @@ print(model.training)
     ),
     here=Step(
         Text(
-            "`scan` reads the same heads exactly and keeps the model's mode.",
-            "`scan` 精确读出同样的头，而且不改变模型的状态。",
+            "It keeps the model's mode.",
+            "`scan` 读出同样的值，不改变模型的状态。",
         ),
         """\
 scan = attemper.scan(model.train(), [batch])

@@ -30,9 +30,8 @@ SCALED = Case(
     ),
     here=Step(
         Text(
-            "`attention` divides by the square root of the head size. For scores that you already have, pass a "
-            "temperature:",
-            "`attention` 会自动除以头维度的平方根；手上已有分数时，它就是一个温度。",
+            "`attention` scales by itself. For scores that you have, pass a temperature:",
+            "`attention` 自己会除以头大小的平方根。已有分数时，传入温度即可：",
         ),
         """\
 weights = functional.softmax(article.scores, temperature=math.sqrt(article.d_k))
@@ -55,11 +54,10 @@ TABLE = Case(
     steps=(
         Step(
             Text(
-                'The table says "±2 variance" but shows two standard deviations, 2 sqrt(d), with d the size of one '
-                "head. The range is not a bound: for d = 2, 5.9% of the scores are outside:",
-                "表中写“±2 倍方差”，实际取的是 ±2 个标准差，即 2 sqrt(d)。45.2548 被截断成 45.2，四舍五入应为 45.3"
-                "。这里的 d 是单个头的维度，不是 `d_model`。这个范围也不是上界：d = 2 时点积服从拉普拉斯分布，有 "
-                "5.9% 的分数超出“最多 ±2.8”。",
+                '"±2 variance" is ±2 standard deviations, 2 sqrt(d), with d the size of one head. For '
+                "d = 2, 5.9% of the scores are outside:",
+                "表里写“±2 方差”，实际是 ±2 个标准差，即 2 sqrt(d)，d 是单个头的大小。d = 2 时有 5.9%"
+                " 的分数在范围之外：",
             ),
             """\
 for d in (2, 4, 512, 1024):
@@ -70,8 +68,8 @@ print(f"{math.exp(-2 * math.sqrt(2)):.3f}")
     ),
     here=Step(
         Text(
-            "The command in Python; it also samples the variances:",
-            "命令 `attemper lab scaling`（它还会抽样验证方差），在 Python 里这样调用：",
+            "In Python; it also samples the variances:",
+            "在 Python 里；还会抽样核对方差：",
         ),
         """\
 from attemper import lab
@@ -110,10 +108,9 @@ FULL = Case(
     steps=(
         Step(
             Text(
-                "Both gradients are with respect to the *unscaled* scores. With respect to the scores that the "
-                "softmax sees, the second is 32 times larger:",
-                "两个梯度都是对*未缩放*的分数求的，所以“缩放后的梯度”里还带着除法本身的 1/32。对 softmax 实际看到"
-                "的分数求导，梯度是其 32 倍：",
+                "Both gradients are for the *unscaled* scores. For the scores of the softmax, the "
+                "second is 32 times larger:",
+                "两个梯度都是对*未缩放*分数求的。对 softmax 看到的分数求，第二个大 32 倍：",
             ),
             """\
 scaled = (torch.tensor([100.0, 120.0, 150.0]) / 32).requires_grad_()
@@ -138,8 +135,8 @@ DOCUMENT = Document(
     number="001",
     title=Text("why scores are scaled", "为什么缩放注意力分数"),
     about=Text(
-        "The article prints its longer examples on one line. Their two printed results are stored with the snippets.",
-        "两个较长的例子在文中都挤成了一行。文章给出的两段运行结果与片段保存在一起。",
+        "The longer examples stand on one line; their two results are stored with the snippets.",
+        "较长的例子原文挤在一行里。两处打印结果和片段存放在一起。",
     ),
     cases=(SOFTMAX, SCALED, TABLE, SIMPLE, FULL),
 )

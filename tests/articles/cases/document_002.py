@@ -27,10 +27,8 @@ print(layer.losses[0], (functional.entropy_of(weights) - 0.2).square().mean())
         ),
         Step(
             Text(
-                '`"abcd, cdd->abd"` repeats d, so 720 of the 768 entries are never used. The matrix product is `abcd, '
-                "cde->abe`:",
-                '输出投影 `"abcd, cdd->abd"` 里 d 写了两次：torch 和 numpy 都只取每个头矩阵的对角线，768 个元素里'
-                "有 720 个从未用到。真正的矩阵乘法是 `abcd, cde->abe`。",
+                '`"abcd, cdd->abd"` repeats d: 720 of the 768 entries are never used:',
+                '`"abcd, cdd->abd"` 里 d 重复，768 个元素有 720 个从未用到。应当是 `abcd, cde->abe`：',
             ),
             """\
 heads, kernel = torch.randn(1, 4, 3, 16), layer.odk.detach()
@@ -43,12 +41,11 @@ print(torch.allclose(theirs, torch.einsum("abcd, cde->abe", heads, kernel), atol
     ),
     here=Step(
         Text(
-            "In Keras 3, use `attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`, on "
-            "torch, jax or tensorflow. In PyTorch, use `attemper.nn.CrossAttention`. For any attention, the exact "
-            "penalty is one line:",
-            "在 Keras 3 里，这个层是 `attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`，后端"
-            "可用 torch、jax 或 tensorflow，用的是真正的矩阵乘法，也支持掩码；在 PyTorch 里是 "
-            "`attemper.nn.CrossAttention`。任意注意力的惩罚项只需一行，而且是精确的：对数里没有 1e-7。",
+            "`attemper.nn.CrossAttention`, or in Keras 3 "
+            "`attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`. For "
+            "any attention, one line:",
+            "用 `attemper.nn.CrossAttention`；Keras 3 里用 `attemper.integrations.keras.CrossAtte"
+            "ntion(3, 16, entropy_regularizer=0.2)`。任何注意力上，惩罚项就是一行：",
         ),
         """\
 q = torch.einsum("abc, cde->adbe", Q, layer.qdk)  # [B, heads, queries, 16]
@@ -68,9 +65,8 @@ FIT = Case(
     steps=(
         Step(
             Text(
-                '`print("loss" % loss_value)` has no `%s`, so a tensor prints only the word. A number raises a '
-                "TypeError:",
-                '`print("loss" % loss_value)` 里没有 `%s`。传张量时只打印出这个单词；传数字则会抛 TypeError。',
+                "Without `%s`, `print` shows the word alone; a number raises a TypeError:",
+                '`print("loss" % loss_value)` 少了 `%s`：张量只打印出单词，数字则报 TypeError。',
             ),
             """\
 class Probabilities(article.CrossAttention):
@@ -86,8 +82,8 @@ print("loss" % 0.5)
     ),
     here=Step(
         Text(
-            "In Keras 3, `fit` adds the layer's loss. In PyTorch, attach a penalty to the loss of any model:",
-            "在 Keras 3 里，`fit` 会自己加上这个层的损失。在 PyTorch 里，惩罚项可以挂到任何模型的损失上：",
+            "Attach a penalty to the loss of any model (in Keras 3, `fit` adds it):",
+            "给任何模型的损失挂上惩罚项（Keras 3 的 `fit` 会自动加上）：",
         ),
         """\
 layer = attemper.nn.CrossAttention(16, num_heads=4)
@@ -109,10 +105,9 @@ MODEL = Case(
     steps=(
         Step(
             Text(
-                "After 1,000 steps: the mean entropy of twelve rows, and their mean distance from 0.2. The random "
-                "numbers differ from the article's.",
-                "训练 1000 步之后（随机数与文章不同）：十二行的平均熵，以及与 alpha = 0.2 的平均距离。类名和实例名"
-                "都叫 `model`，所以没法再建第二个。",
+                "Mean entropy of twelve rows after 1,000 steps, and mean distance from 0.2 (other "
+                "random numbers than the article's):",
+                "1,000 步后十二行的平均熵，以及与 0.2 的平均距离（随机数与原文不同）：",
             ),
             """\
 weights = article.model((article.Q, article.KV))[1].detach()
@@ -123,13 +118,12 @@ print(tuple(entropy.shape), f"{entropy.mean().item():.2f}, {(entropy - 0.2).abs(
     ),
     here=Step(
         Text(
-            "Here every row reaches the target. See the full example for "
-            "[PyTorch](../../examples/entropy_target.py) or [Keras](../../examples/entropy_target_keras.py), and "
-            "[the experiment](../lab/regularization.md) with two optimizers and four targets.",
-            "同样的事在 PyTorch 里这样做，完整代码见 [examples/entropy_target.py](../../examples/entropy_target.py)；"
-            "Keras 版见 [examples/entropy_target_keras.py](../../examples/entropy_target_keras.py)。用一个会忘掉最初"
-            "几步陡峭梯度的优化器，每一行都到达目标。`attemper lab regularization` 用两种优化器、四个目标、每个目标八次"
-            "抽样重做了这个演示（[regularization.md](../lab/regularization.zh-CN.md)）。",
+            "Every row reaches the target. Full examples: "
+            "[PyTorch](../../examples/entropy_target.py), "
+            "[Keras](../../examples/entropy_target_keras.py), [the "
+            "experiment](../lab/regularization.md).",
+            "每一行都达到目标。完整例子：[PyTorch](../../examples/entropy_target.py)、[Keras](../"
+            "../examples/entropy_target_keras.py)、[实验](../lab/regularization.zh-CN.md)。",
         ),
         """\
 query, context, labels = torch.rand(1, 4, 16), torch.rand(1, 6, 16), torch.tensor([[0.0, 1.0]])
@@ -160,8 +154,8 @@ WEIGHTS = Case(
     steps=(),
     here=Step(
         Text(
-            "`printed` is the article's array. Single rows lie between 0.11 and 0.23 nats:",
-            "`printed` 是文章给出的数组。各行确实接近 one-hot，但只是平均接近 0.2 nats：各行在 0.11 到 0.23 之间。",
+            "`printed` is the article's array; its rows lie between 0.11 and 0.23 nats:",
+            "`printed` 是原文打印的数组，各行在 0.11 到 0.23 nats 之间：",
         ),
         """\
 import re
@@ -178,12 +172,11 @@ DOCUMENT = Document(
     number="002",
     title=Text("controlling the distribution with entropy regularisation", "用熵正则化控制注意力分数的分布"),
     about=Text(
-        "The article uses Keras and prints each snippet on one line. Here they run unchanged on [a small "
-        "stand-in made of torch](../../tests/articles/tensorflow_stand_in.py). You see their arithmetic, not "
-        "TensorFlow's behaviour.",
-        "Keras 代码，每个片段都挤在一行。往下读不需要 TensorFlow：片段原封不动地跑在一个用 torch 写的小替身上（"
-        "[tensorflow_stand_in.py](../../tests/articles/tensorflow_stand_in.py)），因此这里展示的是它们的算术，而不"
-        "是 TensorFlow 自身的行为。",
+        "The Keras snippets run unchanged on [a stand-in made of "
+        "torch](../../tests/articles/tensorflow_stand_in.py): you see their arithmetic, not "
+        "TensorFlow.",
+        "这些 Keras 片段原样跑在[用 torch 写的替身](../../tests/articles/tensorflow_stand_in."
+        "py)上：看到的是算术结果，不是 TensorFlow 的行为。",
     ),
     cases=(CROSS, FIT, MODEL, WEIGHTS),
 )

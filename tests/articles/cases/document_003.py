@@ -67,8 +67,8 @@ DOCUMENT = Document(
     number="003",
     title=Text("variance normalisation by d_k", "除以 d_k 的方差归一化"),
     about=Text(
-        "This article has no code: it has a derivation, three ranges and a table of weights.",
-        "没有代码：一段推导、几个范围和一张权重表。",
+        "A derivation, three ranges and a table of weights, without code.",
+        "没有代码：一段推导、三个范围和一张权重表。",
     ),
     cases=(RANGES, WEIGHTS),
 )

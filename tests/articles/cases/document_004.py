@@ -26,8 +26,8 @@ print(article.softmax(torch.full((3,), -math.inf)))
     ),
     here=Step(
         Text(
-            "The result is the same, with the entropy of every row. A row that sees nothing is 0.",
-            "结果相同，还附带每一行的熵；什么都看不到的行是 0。",
+            "It adds the entropy of every row. A row that sees nothing is 0.",
+            "结果相同，另给出每一行的熵；什么都看不见的行是 0。",
         ),
         """\
 result = attemper.attention(q, k, v, stats="all")
@@ -50,8 +50,8 @@ COMPLEXITY = Case(
         ),
         Step(
             Text(
-                "With symbols, a multiply-add is one operation, and so is a softmax entry:",
-                "传符号可以运行；一次乘加算一个操作，softmax 的每个元素也只算一个：",
+                "A multiply-add counts as one operation, and so does a softmax entry:",
+                "用符号时，一次乘加算一次运算，一个 softmax 元素也只算一次：",
             ),
             """\
 import sympy
@@ -63,10 +63,9 @@ print(article.standard_attention_complexity(n, d)["ops_for_512_tokens"], 2 * 512
     ),
     here=Step(
         Text(
-            "It counts every operation: 2 per multiply-add, 6 per softmax entry. It also measures time and "
-            "memory. Its total, and the article's:",
-            "`attemper lab complexity` 统计每一个操作（一次乘加算 2 个，softmax 每个元素算 6 个），并在旁边给出实"
-            "测的时间和内存。总数，以及按文章数法的结果：",
+            "It counts 2 per multiply-add and 6 per softmax entry, and measures time and memory. "
+            "Its total, and the article's:",
+            "它逐一计数：乘加算 2 次，softmax 每个元素算 6 次，还实测时间和内存。两边的总数：",
         ),
         """\
 from attemper.lab.complexity import operations, usual_operations
@@ -149,10 +148,9 @@ print(weights[0], (weights[1] > 0).sum(), weights[2])
     ),
     here=Step(
         Text(
-            "With ties, the lower index wins on every device. If k exceeds the number of keys, you get the plain "
-            "softmax. In attention, pass `normalizer=attemper.nn.TopK(2)`.",
-            "结果相同，并列时在任何设备上都取序号小的 key；k 大于 key 的个数时就是普通 softmax。在注意力里写 "
-            "`attention(..., normalizer=attemper.nn.TopK(2))`；`threshold_softmax` 则保留大于某个阈值的权重。",
+            "With ties, the lower index wins; k above the number of keys gives the plain softmax. "
+            "In attention, pass `normalizer=attemper.nn.TopK(2)`.",
+            "并列时下标小的优先；k 超过 key 数时就是普通 softmax。在注意力里传 `normalizer=attemper.nn.TopK(2)`。",
         ),
         """\
 print(functional.topk_softmax(rows, 2))

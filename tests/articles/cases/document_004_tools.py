@@ -32,10 +32,8 @@ print(torch.allclose(article.kernel_attention(q, k, v), expected, atol=1e-5))
     ),
     here=Step(
         Text(
-            "It works with or without heads, causal or not, and keeps a state for decoding. "
-            "[linear-attention.md](../linear-attention.md) says when to use it.",
-            "带不带头的维度都行，支持因果，并带有用于解码的状态。对应的模块是 `attemper.nn.LinearAttention`；"
-            "何时该用，见 [linear-attention.md](../linear-attention.md)（英文）。",
+            "With or without heads, causal or not: see [linear-attention.md](../linear-attention.md).",
+            "有没有头、是否因果都行，见 [linear-attention.md](../linear-attention.md)（英文）。",
         ),
         """\
 print(torch.allclose(functional.linear_attention(q, k, v).output, expected, atol=1e-6))
@@ -60,13 +58,10 @@ ENTMAX = Case(
         ),
         Step(
             Text(
-                "Entmax is (x/2 - tau)², clamped at 0 before squaring. With 2 tau the snippet is right; with tau, as "
-                "in the paper's algorithm, the weights do not sum to 1. The article cites the sparsemax paper; entmax "
-                "is from Peters, Niculae and Martins 2019.",
-                "entmax 1.5 的定义是先把 (x/2 - tau) 在 0 处截断再平方；下面用二分法求出这个 tau。片段对不对，取决于"
-                "那个缺失的函数按什么尺度返回阈值。传给它的是 x 而不是 x/2：如果按 x 的尺度返回 2 tau，那么 "
-                "0.5 (x - 2 tau) 就是 x/2 - tau，结果正确；如果像论文算法那样先把分数减半、再返回 tau，那么 tau 也被"
-                "减半，权重之和就不是 1。它引用的是 sparsemax 的论文；entmax 出自 Peters、Niculae 与 Martins 2019。",
+                "Entmax is (x/2 - tau)², clamped at 0 before squaring. The paper's algorithm returns "
+                "tau, which does not sum to 1. The source is Peters, Niculae and Martins 2019.",
+                "entmax 是 (x/2 - tau)²，平方前截到 0。论文算法返回的是 tau，代进去权重之和不是 1。出"
+                "处应为 Peters、Niculae 和 Martins 2019，文中引的是 sparsemax 的论文。",
             ),
             """\
 low, high = scores.max() / 2 - 1, scores.max() / 2
@@ -82,10 +77,8 @@ for name, threshold in (("2 tau", 2 * tau), ("tau", tau)):
     ),
     here=Step(
         Text(
-            "Threshold and gradient are exact. `entmax(scores, alpha)` takes any alpha above 1. In attention, "
-            'pass `normalizer="entmax15"`.',
-            "阈值与梯度都是精确的；`entmax(scores, alpha)` 支持任意大于 1 的 alpha，alpha 还可以学习；注意力里写 "
-            '`attention(..., normalizer="entmax15")`，不产生 n x n 的权重。',
+            '`entmax(scores, alpha)` takes any alpha above 1. In attention, pass `normalizer="entmax15"`.',
+            '阈值和梯度都精确。`entmax(scores, alpha)` 接受任何大于 1 的 alpha；在注意力里传 `normalizer="entmax15"`。',
         ),
         """\
 print(functional.entmax15(scores), functional.entmax(scores, 1.5))
@@ -101,10 +94,8 @@ ANALYSIS = Case(
     steps=(
         Step(
             Text(
-                "The code sorts in descending order, but the formula needs ascending. One-hot weights (second) give "
-                "-3/4 instead of 3/4:",
-                "依次是均匀、one-hot 和介于两者之间的权重。公式要求升序，代码却按降序排列：one-hot 的基尼系数成了 "
-                "-3/4，而不是 3/4。",
+                "It sorts in descending order, the formula needs ascending: one-hot weights (second) give -3/4:",
+                "公式要升序，代码却按降序排：one-hot 权重（第二个）得 -3/4，应为 3/4。",
             ),
             """\
 weights = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.0, 1.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]])
@@ -139,9 +130,8 @@ print(torch.allclose(article.softmax_gradient(scores), expected, atol=1e-6))
         ),
         Step(
             Text(
-                "`dim` reaches the softmax but not the Jacobian. Another dimension fails, or is silently wrong if the "
-                "tensor is square:",
-                "`dim` 只传给了 softmax，没有用在雅可比矩阵上：换一维会报错；如果张量是方阵，则悄悄给出错误结果。",
+                "Another `dim` fails, or is silently wrong if the tensor is square:",
+                "`dim` 没有传给雅可比：换一维就报错，方阵则悄悄算错。",
             ),
             """\
 square = torch.randn(3, 3)
@@ -172,17 +162,16 @@ OPTIMISATION = Case(
     steps=(
         Step(
             Text(
-                "The first half ends at the weights, without dropout. The second would return the output, with "
-                "dropout 0.1.",
-                "前半段能运行，止于权重，没有 dropout；后半段则会返回输出，并带 0.1 的 dropout。",
+                "The first half ends at the weights, without dropout:",
+                "前一半只算到权重，没有 dropout；后一半本该给出输出，dropout 为 0.1。",
             ),
             "print(article.attention_probs.shape)\n",
         ),
     ),
     here=Step(
         Text(
-            "One pass gives the output and the statistics, without an n x n tensor:",
-            "一趟算完，不产生 n x n 的张量，统计量一并得到：",
+            "Output and statistics in one pass:",
+            "一遍同时得到输出和统计量，没有 n x n 的张量：",
         ),
         """\
 result = attemper.attention(article.query, article.key, article.value, stats="all")
@@ -200,9 +189,8 @@ ADAPTIVE = Case(
     steps=(
         Step(
             Text(
-                "Nothing keeps the temperature positive. Gradient descent crosses 0, and the smallest score gets the "
-                "largest weight:",
-                "没有任何机制让温度保持为正。为了变得更尖锐，梯度下降会直接越过 0，于是最小的分数反而权重最大：",
+                "Gradient descent crosses 0, and the smallest score gets the largest weight:",
+                "没有任何东西让温度保持为正：梯度下降越过 0，分数最小的反而权重最大。",
             ),
             """\
 module = article.AdaptiveSoftmax()
@@ -219,10 +207,8 @@ for step in range(4):
     ),
     here=Step(
         Text(
-            "You can differentiate a tensor temperature. Written as an exponential, it stays above 0, as in "
-            "`attemper.nn.LearnedTemperature`.",
-            "温度可以是张量并参与求导；写成参数的指数，就始终大于 0。`attemper.nn.LearnedTemperature` 对注意力层就是这"
-            "样做的，并限制在上下限之间。",
+            "As an exponential it stays above 0, as in `attemper.nn.LearnedTemperature`.",
+            "温度张量可求导。写成指数形式就始终大于 0，`attemper.nn.LearnedTemperature` 正是如此。",
         ),
         """\
 log_temperature = torch.zeros((), requires_grad=True)
@@ -246,9 +232,8 @@ MIXED = Case(
     steps=(
         Step(
             Text(
-                "It computes bfloat16 in float32, as it should. It does the same to float64, which loses half of its "
-                "digits:",
-                "bfloat16 用 float32 计算，这是应该的；但 float64 也用 float32 计算，丢掉了一半的有效位：",
+                "bfloat16 is right. Computed in float32, float64 loses half of its digits:",
+                "bfloat16 用 float32 算，没错；float64 也照此处理，丢掉一半的有效数字：",
             ),
             """\
 scores = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
