@@ -130,7 +130,8 @@ def test_the_grid_opens_each_head_large_by_keyboard_alone(
     assert shown.locator(".small-map").count() == 6
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     second = shown.locator(".small-map").nth(1)
-    assert second.text_content() == ("layer 0, head 1 previous token" if locale == "en" else "层 0，头 1 前一个 token")
+    spoken = "layer 0, head 1 previous token" if locale == "en" else "第 0 层第 1 头 前一个 token"
+    assert second.text_content() == spoken
     shown.locator(".small-map").first.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowUp", "Enter"):
         shown.keyboard.press(key)

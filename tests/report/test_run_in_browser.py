@@ -134,7 +134,7 @@ def test_language_and_theme_switch_everything(open_page: Open, run: Run) -> None
     assert page.get_attribute("html", "lang") == "zh-Hans"
     assert (page.text_content("#verdict") or "").startswith("1 层已经坍缩（自第 219 步起）")
     assert "降低学习率" in (page.text_content("#alarms") or "")
-    assert page.text_content("#panel-title") == "层 0，头 0"
+    assert page.text_content("#panel-title") == "第 0 层第 0 头"
     assert "normalised" not in page.inner_text("main").lower()
     page.click("#language")
     assert page.get_attribute("html", "lang") == "en"

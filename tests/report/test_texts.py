@@ -58,6 +58,16 @@ def test_chinese_is_chinese() -> None:
     assert words == {"nats", "log", "n", "logit", "query", "key"}, "units and the axes of a picture alone"
 
 
+def test_chinese_has_its_own_words_for_places_and_shares() -> None:
+    """Not the English in Chinese characters: "layer 0, head 1", a factor before a unit, a floor as of a house."""
+    odd = re.compile("头 {|层 {|× log n|下限")
+    assert {key: text for key, text in texts("zh").items() if odd.search(str(text))} == {
+        key: texts("zh")[key] for key in ("heads.map_of",)
+    }
+    spoken = message("head.spoken", layer=message("head.layer", label="0"), head=1)
+    assert say(spoken, "zh") == "第 0 层第 1 头"
+
+
 FIGURES = {"now": 0.0123, "before": 0.456, "total": 12.0}
 
 

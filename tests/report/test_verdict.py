@@ -12,7 +12,7 @@ from attemper.readings.reading import Skipped
 from attemper.report.document import towers
 from attemper.report.headline import LONGEST, verdict
 from attemper.report.key_figures import groups
-from attemper.report.texts import say
+from attemper.report.texts import LANGUAGES, say
 from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
 
 
@@ -141,6 +141,14 @@ def test_heads_of_a_card_of_a_scan_stand_worst_first(kind: str, order: list[int]
     (card,) = groups(given, towers(given.sites))
     assert [place.head for place in card.places] == order
     assert card.order == "alarms.worst_first"
+
+
+def test_an_alarm_of_the_loss_is_called_so_in_every_language() -> None:
+    given = reading(site("a"), alarms=(alarm("nonfinite_loss", "critical", "loss", None, 1.0, step=9, since=3),))
+    ((place,),) = (card.told for card in groups(given, towers(given.sites)))
+    assert [say(place.label, one) for one in LANGUAGES] == ["Loss", "损失"]
+    assert say(place.title, "zh").startswith("损失：")
+    assert verdict(given).sentence == "1 time the loss was NaN or infinite (since step 3)."
 
 
 def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:

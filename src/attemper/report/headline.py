@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attemper.readings.alarms import KINDS, is_by_job, is_heard, level_of, value_at
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.report.texts import Clauses, Message, Names, alarm_title, message, say
+from attemper.report.texts import Clauses, Message, Names, alarm_title, message, place_of_alarm, say
 from attemper.text import clean, cut
 
 MOST_KINDS = 5
@@ -136,8 +136,10 @@ def _worst(value: float, is_bound: bool) -> Message | float:
     return message("number.at_least", value=float(value)) if is_bound else float(value)
 
 
-def _first(alarms: list[Alarm]) -> Message:
+def _first(alarms: list[Alarm]) -> Message | str:
     """Where trouble that spreads from layer to layer begins."""
+    if place_of_alarm(alarms[0]).key == "loss.title":  # its clause says so
+        return ""
     site = cut(clean(alarms[0].site), 80)
     return message("verdict.in" if len(alarms) == 1 else "verdict.first_in", site=site)
 

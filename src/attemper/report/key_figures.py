@@ -10,7 +10,18 @@ from attemper.readings.alarms import KINDS, by_kind, is_heard, level_of, value_a
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading, column_of
 from attemper.readings.roles import ROLES
 from attemper.report.document import Quantity, Tower, by_name, mode_of, place_of, site_of, spoken_labels
-from attemper.report.texts import Date, Message, advice, alarm_title, duration, message, own_name, said, severity_title
+from attemper.report.texts import (
+    Date,
+    Message,
+    advice,
+    alarm_title,
+    duration,
+    message,
+    own_name,
+    place_of_alarm,
+    said,
+    severity_title,
+)
 from attemper.text import clean, cut, number
 
 MOST_PLACES = 60
@@ -113,8 +124,9 @@ def _group(
 
 def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Place:
     place, words, when = _place(site, alarm.head, alarm.site, labels), said(alarm), duration(alarm)
-    told = cut(words, 400) if isinstance(words, str) else words
-    return replace(place, title=message("head.alarm", place=place.title, said=told), when=when, said=words)
+    told, where = cut(words, 400) if isinstance(words, str) else words, place_of_alarm(alarm)
+    label = where if where.key == "loss.title" else place.label
+    return replace(place, label=label, title=message("head.alarm", place=where, said=told), when=when, said=words)
 
 
 def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]) -> Place:

@@ -262,14 +262,20 @@ def duration(alarm: Alarm) -> Message | str:
     return message("as_is", said=Names(parts)) if parts else ""
 
 
+def place_of_alarm(alarm: Alarm) -> Message:
+    """The head, the site, or the loss that an alarm is of."""
+    if alarm.kind in KINDS and KINDS[alarm.kind].of_loss:
+        return message("loss.title")
+    site = cut(clean(alarm.site), 300)
+    return message("head.site", site=site) if alarm.head is None else message("head.named", site=site, head=alarm.head)
+
+
 def alarm_line(alarm: Alarm, language: str) -> str:
     """Place, message, and how it went on, in one line."""
     if language == "en":
         return with_course(alarm)
-    place = message("head.site", site=alarm.site)
-    if alarm.head is not None:
-        place = message("head.named", site=alarm.site, head=alarm.head)
-    whole = message("show.line", said=message("head.alarm", place=place, said=said(alarm)), when=duration(alarm))
+    told = message("head.alarm", place=place_of_alarm(alarm), said=said(alarm))
+    whole = message("show.line", said=told, when=duration(alarm))
     return clean(say(whole, language))
 
 

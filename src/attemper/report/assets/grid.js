@@ -63,9 +63,9 @@ function startGrid() {
 function smallMap(map) {
   map.button = element("button", undefined, "small-map");
   [map.button.type, map.button.tabIndex] = ["button", -1];
-  [map.canvas, map.spoken, map.shownRole] = [element("canvas"), element("span", "", "unseen"), element("span", "", "role")];
+  [map.canvas, map.shownRole, ...map.spoken] = [element("canvas"), element("span", "", "role"), ...[0, 1].map(() => element("span", "", "unseen"))];
   map.canvas.setAttribute("aria-hidden", "true");
-  map.button.append(map.canvas, map.spoken, element("b", `${map.head}`), " ", map.shownRole);
+  map.button.append(map.canvas, map.spoken[0], element("b", `${map.head}`), map.spoken[1], " ", map.shownRole);
   map.button.addEventListener("click", () => openMap(MAPS.indexOf(map)));
   return map.button;
 }
@@ -225,7 +225,8 @@ function redrawAll() {
   if (GRID) {
     for (const site of SITES) site.shownName.textContent = layerText(site);
     for (const map of MAPS) {
-      map.spoken.textContent = `${text("head.spoken", { layer: layerText(map.site), head: "" })}`;
+      // What stands before and behind the number of the head, which is in sight.
+      text("head.spoken", { layer: layerText(map.site), head: "\0" }).split("\0").forEach((part, at) => (map.spoken[at].textContent = part));
       map.shownRole.textContent = roleOf(map);
     }
     sayRole();
