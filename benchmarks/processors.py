@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -82,16 +83,29 @@ def with_column(columns: list[Column], new: Column) -> list[Column]:
 
 
 def table(columns: list[Column]) -> str:
-    """The results as Markdown: a row for each thing that was measured, a column for each processor."""
+    """The results as Markdown, without spreads: a row for each thing measured, a column for each processor."""
     titles = dict.fromkeys(title for column in columns for title in column["cells"])
     heads = [
         f"{column['name']}; torch {column['machine']['torch']}, attemper {column['version']}" for column in columns
     ]
     lines = ["| what | " + " | ".join(heads) + " |", "|---" * (1 + len(columns)) + "|"]
     for title in titles:
-        cells = (column["cells"].get(title, "") for column in columns)
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        stem, mode = title.rpartition(", ")[::2]
+        pair = f"{stem}, causal"
+        if mode == "causal" and f"{stem}, full" in titles:
+            continue
+        both = mode == "full" and pair in titles
+        cells = [shortened(column["cells"].get(title, "")) for column in columns]
+        if both:
+            causal = (shortened(column["cells"].get(pair, "")) for column in columns)
+            cells = [" / ".join(filter(None, cell)) for cell in zip(cells, causal, strict=True)]
+        lines.append(f"| {f'{stem}, full / causal' if both else title} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def shortened(cell: str) -> str:
+    """Without what stands in brackets: quartiles, or the ratio of the shortest times."""
+    return re.sub(r" \([^)]*\)", "", cell)
 
 
 def draw(columns: list[Column]) -> None:
