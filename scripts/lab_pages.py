@@ -4,7 +4,8 @@
 .venv/bin/python scripts/lab_pages.py scaling entropy    # only these
 .venv/bin/python scripts/lab_pages.py --check            # say which page differs from what its experiment prints
 
-Each block is what `COLUMNS=110 attemper lab NAME --png docs/lab/NAME.png` prints. Experiments that train models are not
+Each block is what `COLUMNS=110 attemper lab NAME --png docs/lab/NAME.png` prints, without the tables of
+`scripts/lab_tables_left_out.json`: a page shows those that carry its answer. Experiments that train models are not
 run: their pages show what is kept of them, as `attemper lab NAME --results docs/lab/results/NAME.json` does, and
 `python -m research NAME --results research/results/NAME.json`. Tables that hold times or bytes of a machine are not
 compared, nor are figures that show them; the others are, byte for byte.
@@ -12,6 +13,7 @@ compared, nor are figures that show them; the others are, byte for byte.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -22,6 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "lab"
 BEGIN, END = "<!-- output: begin -->", "<!-- output: end -->"
+LEFT_OUT: dict[str, list[str]] = json.loads(Path(__file__).with_name("lab_tables_left_out.json").read_text("utf-8"))
+"""Experiment -> the titles of tables that its page leaves out."""
 COLUMNS = "110"
 MEASURED = "(measured on this machine)"
 SIGNED = b"Software\0"
@@ -76,7 +80,18 @@ def output(name: str, picture: Path | None = None) -> str:
     finally:
         os.environ.clear()
         os.environ.update(before)
-    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+    return shortened(name, "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines()))
+
+
+def shortened(name: str, printed: str) -> str:
+    """Without the tables that the page of this experiment leaves out, and with a line that says how many."""
+    left_out = LEFT_OUT.get(name, [])
+    parts = {part.partition("\n")[0]: part for part in printed.split("\n\n")}
+    if missing := [title for title in left_out if title not in parts]:
+        raise ValueError(f"{name} prints no table with the title {missing[0]!r}: mend lab_tables_left_out.json")
+    kept = [part for title, part in parts.items() if title not in left_out]
+    more = [f"({len(left_out)} more {'table' if len(left_out) == 1 else 'tables'} in the terminal)"] if left_out else []
+    return "\n\n".join(kept + more)
 
 
 def show(name: str, picture: Path | None) -> None:

@@ -91,6 +91,17 @@ def test_the_check_compares_the_counted_tables_of_a_page_with_measured_ones(
         assert "docs/lab/complexity.md is not what" in script.differences("complexity")[0], counted
 
 
+def test_a_page_leaves_out_the_tables_that_are_listed_and_says_how_many(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(script.LEFT_OUT, "scaling", ["a table"])
+    printed = "scaling: why?\n\na table\n1 2\na note\n\nanother\n3 4"
+    assert script.shortened("scaling", printed) == "scaling: why?\n\nanother\n3 4\n\n(1 more table in the terminal)"
+    assert script.shortened("entropy-of-none", printed) == printed
+    with pytest.raises(ValueError, match="scaling prints no table with the title 'a table'"):
+        script.shortened("scaling", "scaling: why?\n\nanother\n3 4")
+
+
 def test_a_page_without_its_marks_is_refused(script: ModuleType):
     with pytest.raises(ValueError, match="a page needs one <!-- output: begin -->"):
         script.block("nothing")
