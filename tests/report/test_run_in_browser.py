@@ -127,6 +127,10 @@ def test_a_click_and_the_keyboard_open_the_history_of_a_head_and_the_pointer_tel
     page.keyboard.press("Enter")
     assert page.text_content("#panel-title") == "Layer 1, head 1"
     assert "since step 219" in (page.text_content("#panel-alarms") or "")
+    more = page.locator("#panel-alarms details").last
+    assert not more.locator("p").first.is_visible()
+    more.locator("summary").click()
+    assert "keys or more" in more.inner_text()
 
 
 def test_language_and_theme_switch_everything(open_page: Open, run: Run) -> None:

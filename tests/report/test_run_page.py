@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 
 import attemper
 from attemper.readings.sample import Sample
+from attemper.report.page import page
 from attemper.report.run_page import run_page
 from attemper.results.run import Run
+from tests.report import readings
 from tests.report.conftest import shown_text
 from tests.report.test_page import data_of
 from tests.support.runs import collapsing, written
@@ -62,6 +65,28 @@ def test_it_says_what_happened_since_when_and_what_to_do(collapse: Run) -> None:
     assert text.index("layer collapsed") < text.index("Every head, step by step"), "alarms come before the map"
     assert html == run_page(collapse), "to the byte"
     assert len(html.encode()) < 2_000_000
+
+
+def test_figures_and_alarms_say_what_they_are_of(collapse: Run) -> None:
+    """A tile is of all rows at the last step, an alarm of fewer rows and of other steps: both stand on one page."""
+    text = shown_text(run_page(collapse))
+    assert text.partition("Alarms")[0].count("at step 249") == 4, "each tile but the first warning"
+    assert "The figures and the map use all rows. Some alarms judge fewer rows: their cards say which." in text
+    assert "means over the layer's heads, for rows that see 32 keys or more. layer 1 since step 219" in text
+    assert "Some alarms judge fewer rows" not in shown_text(page(readings.reading(readings.site("a"))))
+
+
+def test_a_card_has_the_beginning_and_the_worst_of_an_alarm_and_the_panel_the_rest(collapse: Run) -> None:
+    html = run_page(collapse)
+    text, data = shown_text(html), data_of(html)
+    card = text.partition("warning layer collapsed")[2].partition("Alarms that have ended")[0]
+    assert re.search(r"since step 219 normalised entropy of all 3 heads has fallen, in the mean from 0.6 to 0", card)
+    assert "(it was" not in text
+    assert "latest" not in text
+    (fallen,) = (one for one in data["alarms"] if one["since"] == 219)
+    assert fallen["when"][0] == "alarm.since"
+    assert [one[0] for one in fallen["more"][1]["said"]["names"]] == ["alarm.before", "alarm.latest"]
+    assert fallen["of"][0] == "alarms.of_layer"
 
 
 def test_every_sample_is_in_the_history_to_a_254th_of_the_range(collapse: Run) -> None:

@@ -88,7 +88,7 @@ def test_an_alarm_of_every_kind_is_one_chinese_line() -> None:
         line = texts.alarm_line(alarm, "zh")
         assert english(line) == set(), line
         assert "；" in line
-        assert line.startswith("layers.0.attn")
+        assert line.startswith("损失：" if kind.of_loss else "layers.0.attn")
 
 
 def test_the_loss_stands_above_the_layers_and_in_the_document(found: Overview) -> None:

@@ -31,7 +31,7 @@ from attemper.readings.reading import (
 from attemper.readings.roles import ROLE_OF, ROLES, Role
 from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
-from attemper.report.texts import Message, duration, encode, message, page_texts, reason, said, severity_title
+from attemper.report.texts import Message, basis, brief, encode, message, page_texts, reason, severity_title
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
 from attemper.text import clean, cut, number, round_digits
 
@@ -180,7 +180,10 @@ def document(
         ],
         "stacks": [_stack(tower) for tower in drawn],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
-        "alarms": [_alarm(alarm, site_of(alarm, named)) for alarm in (reading.alarms if alarms is None else alarms)],
+        "alarms": [
+            _alarm(alarm, site_of(alarm, named), reading.fewest_keys)
+            for alarm in (reading.alarms if alarms is None else alarms)
+        ],
     }
 
 
@@ -238,14 +241,17 @@ def _curve(head: HeadReading, most_keys: int) -> list[Any]:
     return curve
 
 
-def _alarm(alarm: Alarm, place: int | None) -> dict[str, Any]:
+def _alarm(alarm: Alarm, place: int | None, fewest_keys: int) -> dict[str, Any]:
     level = level_of(alarm.severity)
-    found = {"site": place, "head": alarm.head, "level": level, "text": encode(said(alarm))}
+    words, when, more = brief(alarm)
+    found = {"site": place, "head": alarm.head, "level": level, "text": encode(words)}
     rest = {
         "severity": None if level == alarm.severity else encode(severity_title(alarm.severity)),
         "since": alarm.since,
         "ended": alarm.ended,
-        "when": encode(duration(alarm)) or None,
+        "when": encode(when) or None,
+        "more": encode(more) or None,
+        "of": encode(basis(alarm.kind, fewest_keys)) or None,
     }
     return found | {name: value for name, value in rest.items() if value is not None}
 

@@ -15,11 +15,11 @@ from attemper.report.texts import (
     Message,
     advice,
     alarm_title,
-    duration,
+    basis,
+    brief,
     message,
     own_name,
     place_of_alarm,
-    said,
     severity_title,
 )
 from attemper.text import clean, cut, number
@@ -55,6 +55,8 @@ class Group:
     kind: Message | str
     many: int
     advice: Message | str
+    of: Message | str
+    """Over what its values are; empty where that is all rows."""
     told: tuple[Place, ...]
     """The first alarms of a run, which are told in full."""
     places: tuple[Place, ...]
@@ -76,6 +78,7 @@ class Figure:
     value: float | Message
     unit: Message | str
     place: Place | None = None
+    when: Message | str = ""
 
 
 def groups(
@@ -93,7 +96,7 @@ def groups(
         return _alarm_place(alarm, site_of(alarm, named), labels)
 
     return tuple(
-        _group(severity, kind, sorted(found, key=_urgency), place, most, by_job)
+        _group(severity, kind, sorted(found, key=_urgency), place, most, by_job, reading.fewest_keys)
         for (severity, kind, by_job), found in by_kind(tuple(reading.alarms if alarms is None else alarms)).items()
     )
 
@@ -105,7 +108,13 @@ def _urgency(alarm: Alarm) -> tuple[int, float]:
 
 
 def _group(
-    severity: str, kind: str, alarms: Sequence[Alarm], place: Callable[[Alarm], Place], most: int, by_job: bool
+    severity: str,
+    kind: str,
+    alarms: Sequence[Alarm],
+    place: Callable[[Alarm], Place],
+    most: int,
+    by_job: bool,
+    fewest_keys: int,
 ) -> Group:
     places = [place(one) for one in alarms[: most + MOST_TOLD]]
     told = tuple(places[:MOST_TOLD]) if places[0].when else ()
@@ -116,6 +125,7 @@ def _group(
         kind=message("role.group", kind=alarm_title(kind)) if by_job else alarm_title(kind),
         many=len(alarms),
         advice=advice(alarms[0]),
+        of=basis(kind, fewest_keys),
         told=told,
         places=rest,
         more=len(alarms) - len(told) - len(rest),
@@ -123,7 +133,7 @@ def _group(
 
 
 def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Place:
-    place, words, when = _place(site, alarm.head, alarm.site, labels), said(alarm), duration(alarm)
+    place, (words, when, _) = _place(site, alarm.head, alarm.site, labels), brief(alarm)
     told, where = cut(words, 400) if isinstance(words, str) else words, place_of_alarm(alarm)
     label = where if where.key == "loss.title" else place.label
     return replace(place, label=label, title=message("head.alarm", place=where, said=told), when=when, said=words)
@@ -194,8 +204,12 @@ def _name(name: str) -> Message | str:
     return own_name(cut(clean(name), 160))
 
 
-def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
-    """The mean and the extremes of normalised entropy and the largest logit; those that have a number."""
+def figures(reading: Reading, towers: tuple[Tower, ...], when: Message | str = "") -> tuple[Figure, ...]:
+    """The mean and the extremes of normalised entropy and the largest logit; those that have a number.
+
+    Args:
+        when: the step that they are of.
+    """
     labels = spoken_labels(towers)
     entropies = _values(reading, "normalized_entropy")
     if not entropies:
@@ -206,12 +220,12 @@ def figures(reading: Reading, towers: tuple[Tower, ...]) -> tuple[Figure, ...]:
         value, at, head = found
         place = _place(at, head, reading.sites[at].name, labels)
         place = replace(place, label=_spoken(at, head, place, labels))
-        return Figure(message(f"figure.{title}"), _three_places(value, unit), unit, place)
+        return Figure(message(f"figure.{title}"), _three_places(value, unit), unit, place, when)
 
     of_log, logits = message("statistic.normalized_entropy.unit"), _values(reading, "max_logit")
     largest = "logit" if reading.sampled_rows is None else "logit_at_least"
     return (
-        Figure(message("figure.mean"), _three_places(mean, of_log), of_log),
+        Figure(message("figure.mean"), _three_places(mean, of_log), of_log, None, when),
         extreme("sharpest", of_log, min(entropies, key=_value)),
         extreme("diffuse", of_log, max(entropies, key=_value)),
         *([extreme(largest, "", max(logits, key=_value))] if logits else []),

@@ -101,13 +101,20 @@ def _words(run: StoredRun, reading: Reading, alarms: Sequence[Alarm], notes: Seq
         "files": {"csv": Markup()},
         "file_name": file_name(run.name),
         "verdict": verdict(reading, past),
-        "figures": (*([first] if first else ()), *figures(reading, drawn)),
+        "figures": (*([first] if first else ()), *figures(reading, drawn, _when(run, reading))),
         "groups": groups(reading, drawn, most=FEW_PLACES),
         "ended": groups(reading, drawn, sorted(past, key=lambda alarm: alarm.since or 0), FEW_PLACES),
         "notes": [texts.note(note) for note in dict.fromkeys(notes)],
         "towers": drawn,
         "quantities": quantities(reading),
     }
+
+
+def _when(run: StoredRun, reading: Reading) -> Message:
+    """The step of the numbers of a reading; sites of evaluation may have theirs of an earlier one."""
+    last = {_key(site) for site in run.reading.sites}
+    of_one = all(_key(site) in last for site in reading.sites)
+    return message("figure.when", step=int(run.steps[-1])) if of_one else message("figure.when_last")
 
 
 def _facts(run: StoredRun, reading: Reading) -> list[tuple[int | Date | None, Message]]:

@@ -28,7 +28,7 @@ from attemper.readings.sample import SiteKey
 from attemper.report.document import number_said, quantity, scale_of
 from attemper.report.history import BRIEF, MOST_COLUMNS, Course, loss_course
 from attemper.report.page import ECHARTS, ECHARTS_VERSION, LARGEST_BYTES, asset, policy, script_of, templates
-from attemper.report.texts import Message, Names, encode, message, page_texts, place_of_alarm, said
+from attemper.report.texts import Message, Names, brief, encode, message, page_texts, place_of_alarm
 from attemper.store.ranks import columns
 from attemper.store.run import StoredRun
 from attemper.text import clean, cut, round_digits, script_json
@@ -178,7 +178,7 @@ def _began(alarms: Sequence[Alarm]) -> Iterator[Message]:
     for alarm in alarms:
         kinds.setdefault(alarm.kind, []).append(alarm)
     for first, *others in kinds.values():
-        told = message("head.alarm", place=place_of_alarm(first), said=said(first))
+        told = message("head.alarm", place=place_of_alarm(first), said=brief(first)[0])
         more = message("runs.more", n=len(others)) if others else ""
         yield message("runs.began", step=first.since or 0, said=told, more=more)
 

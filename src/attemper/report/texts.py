@@ -262,6 +262,26 @@ def duration(alarm: Alarm) -> Message | str:
     return message("as_is", said=Names(parts)) if parts else ""
 
 
+def brief(alarm: Alarm) -> tuple[Message | str, Message | str, Message | str]:
+    """What a page says of an alarm: its beginning with its worst value, when it stood, and the rest, which it folds."""
+    words, rest = said(alarm), []
+    parts = {key: message(f"alarm.{key}", **_with_unit(alarm.kind, values)) for key, values in course(alarm)}
+    if isinstance(words, Message) and words.key == "alarm.pace":
+        rest.append(message("alarm.before", **{name: words.values[name] for name in ("before", "step")}))
+        words = words.values["said"]
+    if "worst" in parts:
+        words = message("show.line", said=words, when=parts.pop("worst"))
+    rest += [parts.pop("latest")] if "latest" in parts else []
+    return words, next(iter(parts.values()), ""), message("as_is", said=Names(rest)) if rest else ""
+
+
+def basis(kind: str, fewest_keys: int) -> Message | str:
+    """Over what the values of a kind of alarm are; empty where that is all rows of a head, as in a page's numbers."""
+    if kind not in KINDS or not KINDS[kind].judged:
+        return ""
+    return message("alarms.of_layer" if KINDS[kind].whole else "alarms.of_rows", n=fewest_keys)
+
+
 def place_of_alarm(alarm: Alarm) -> Message:
     """The head, the site, or the loss that an alarm is of."""
     if alarm.kind in KINDS and KINDS[alarm.kind].of_loss:

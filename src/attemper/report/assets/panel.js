@@ -42,6 +42,11 @@ function fillAlarms(head) {
     const line = element("li", undefined, `${alarm.level}${alarm.ended === null ? "" : " over"}`);
     line.append(element("span", cut(say(alarm.severity), 40), "severity"), " ", element("bdi", say(alarm.text)));
     if (alarm.when) line.append(" ", element("b", say(alarm.when)));
+    if (alarm.of || alarm.more) {
+      const more = element("details");
+      more.append(element("summary", text("verdict.more_title")), ...[alarm.more, alarm.of].filter(Boolean).map((one) => element("p", say(one))));
+      line.append(more);
+    }
     return line;
   }));
 }
