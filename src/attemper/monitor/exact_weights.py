@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attemper.backends import reference
@@ -37,8 +39,27 @@ def weights(
         keys: from the first on; the others are taken to be hidden from these rows.
     """
     part = _part(problem, sequence, heads, rows, keys)
-    found = reference.scores(part)
-    return reference.weights(part, found)[0], found[1][0]
+    if part.rowwise or part.sink is not None:
+        found = reference.scores(part)
+        return reference.weights(part, found)[0], found[1][0]
+    seen = reference.visible_keys(part)[0]
+    return _softmax(part, seen), seen
+
+
+def _softmax(part: Problem, seen: Tensor) -> Tensor:
+    """``reference.weights`` [H, Q, K] of one sequence in place: a fifth of the time, and no gradients."""
+    query = part.query[0].double() * part.multiplier[0].double()[..., None]
+    key = part.key[0].double()
+    found = (query.unflatten(0, (len(key), -1)).flatten(1, 2) @ key.mT).view(seen.shape)
+    if part.softcap:
+        found.div_(part.softcap).tanh_().mul_(part.softcap)
+    if part.mask is not None and part.mask.dtype != torch.bool:
+        found.add_(part.mask[0])
+    each = seen[:1] if seen.stride(0) == 0 else seen  # the same of every head
+    if not each.all():
+        found.masked_fill_(~each, -math.inf)
+    found = found.softmax(-1)
+    return found.masked_fill_(blind, 0.0) if (blind := ~each.any(-1, keepdim=True)).any() else found
 
 
 def _part(problem: Problem, sequence: int, heads: slice, rows: slice, keys: slice) -> Problem:

@@ -72,7 +72,7 @@ class RoleReader:
         for group in head_groups(problem, keys.stop * (rows.stop - rows.start), heads):
             found, seen = weights(problem, sequence, group, rows, keys)
             made = _role_text(found, seen, None if counted is None else counted[rows], text)
-            parts.append([role.score(made) for role in ROLES])
+            parts.append(_scores(made))
         return {
             role.name: tuple(_numbers(columns, len(heads)))
             for role, columns in zip(ROLES, zip(*parts, strict=True), strict=True)
@@ -127,9 +127,25 @@ def _role_text(found: Tensor, seen: Tensor, counted: Tensor | None, text: Mappin
     if not bool(((mass - 1).abs() < 1e-12).all()):
         p = torch.where(rows, found, 0.0) / torch.where(rows, mass, 1.0)
     visible = seen[:1] if seen.stride(0) == 0 else seen  # the same of every head
-    entropy = -(p * p.clamp_min(1e-300).log()).sum(-1) / torch.log(visible.sum(-1).clamp(min=2).double())
+    entropy = p.clamp_min(1e-300).log_().mul_(p).sum(-1) / -torch.log(visible.sum(-1).clamp(min=2).double())
     counts = rows[..., 0] if counted is None else rows[..., 0] & counted
     return RoleText(p, visible, counts, entropy, **text)
+
+
+def _scores(text: RoleText) -> list[Tensor | None]:
+    """The score of each role for the heads of a text. The weights are read once for all."""
+    shape = text.weights.shape[1:]
+    found = [None if role.values is None else role.values(text) for role in ROLES]
+    known = [values.expand(shape) for values in found if values is not None]
+    sums = iter(torch.einsum("hqk,rqk->rhq", text.weights, torch.stack(known).to(text.weights)))
+    return [
+        role.score(text, None, None)
+        if role.values is None
+        else None
+        if values is None
+        else role.score(text, values, next(sums))
+        for role, values in zip(ROLES, found, strict=True)
+    ]
 
 
 def _numbers(columns: tuple[Any, ...], heads: int) -> list[float | None]:

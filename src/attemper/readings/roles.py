@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 FEWEST_ROWS = 8
@@ -48,8 +47,10 @@ class Role:
     name: str
     meaning: str
     """What its score is, in a sentence."""
-    score: Callable[[RoleText], Any]
-    """[H]; not finite where it is not known. None: it is not known of any head."""
+    values: Callable[[RoleText], Any] | None
+    """[Q, K] or [K]: u of ``sum p u``, such as 1 for keys that count; gives None where it is not known."""
+    score: Callable[[RoleText, Any, Any], Any]
+    """[H], of the text, the values and their sums [H, Q]; not finite where it is not known."""
     threshold: float
     """A head has the role only with a score above it."""
     general: bool = False
@@ -82,13 +83,9 @@ def _mean(values: Any, rows: Any) -> Any:
     return (values * rows).sum(-1) / (many * (many >= FEWEST_ROWS))
 
 
-def _weight_on(keys: Callable[[RoleText], Any], text: RoleText) -> Any:
-    """[H]: the mean weight on the keys [Q, K] or [K] of a role, over the rows that see one and have a choice."""
-    chosen = keys(text)
-    if chosen is None:
-        return None
-    rows = (chosen & text.visible).any(-1) & _choosing(text)
-    return _mean((text.weights * chosen).sum(-1), rows)
+def _weight_on(text: RoleText, keys: Any, sums: Any) -> Any:
+    """[H]: the mean weight on some keys, over the rows that see one and have a choice."""
+    return _mean(sums, (keys & text.visible).any(-1) & _choosing(text))
 
 
 def _at(distance: int) -> Callable[[RoleText], Any]:
@@ -111,22 +108,23 @@ def _separators(text: RoleText) -> Any:
     return None if text.separators is None else text.separators & ~text.first
 
 
-def _nearness(text: RoleText) -> Any:
+def _distances(text: RoleText) -> Any:
+    return None if text.distance is None else abs(text.distance)
+
+
+def _nearness(text: RoleText, far: Any, sums: Any) -> Any:
     """1 less the mean distance, as a share of what equal weights on the same keys have."""
-    if text.distance is None:
-        return None
-    far, rows = abs(text.distance), _choosing(text)
-    many = text.visible.sum(-1)
+    rows, many = _choosing(text), text.visible.sum(-1)
     equal = (text.visible * far).sum(-1) / (many + (many < 1))
-    return 1 - _mean((text.weights * far).sum(-1), rows) / _mean(equal, rows)
+    return 1 - _mean(sums, rows) / _mean(equal, rows)
 
 
-def _evenness(text: RoleText) -> Any:
+def _evenness(text: RoleText, *_: Any) -> Any:
     return _mean(text.normalized_entropy, _choosing(text))
 
 
 def _on(name: str, meaning: str, keys: Callable[[RoleText], Any], threshold: float = 0.4) -> Role:
-    return Role(name, meaning, partial(_weight_on, keys), threshold)
+    return Role(name, meaning, keys, _weight_on, threshold)
 
 
 ROLES = (
@@ -140,11 +138,14 @@ ROLES = (
     Role(
         "local",
         "1 less the mean distance to the keys, as a share of that of equal weights.",
+        _distances,
         _nearness,
         threshold=0.8,
         general=True,
     ),
-    Role("diffuse", "Entropy of the weights, as a share of that of equal weights.", _evenness, 0.95, general=True),
+    Role(
+        "diffuse", "Entropy of the weights, as a share of that of equal weights.", None, _evenness, 0.95, general=True
+    ),
 )
 ROLE_OF = {role.name: role for role in ROLES}
 SHARP = tuple(role.name for role in ROLES if not role.general)

@@ -60,18 +60,21 @@ def weights(problem: Problem, found: tuple[Tensor, Tensor] | None = None) -> Ten
 
 def scores(problem: Problem, raw: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Scores [B, H, Q, K] in float64, and which keys each row sees. ``raw``: q.k in float64, where it is known."""
-    batch, heads, queries, _ = problem.query.shape
-    shape = (batch, heads, queries, problem.key.shape[2])
-    places, documents = positions(problem)
-    left, right = (math.inf if side >= UNBOUNDED else side for side in (problem.left, problem.right))
-    mask = problem.mask
-    visible = softmax.visible_keys(shape, mask, left, right, places, documents)
+    visible, mask = visible_keys(problem), problem.mask
     # In float64 before it is spread: its gradient is summed there.
-    bias = None if mask is None or mask.dtype == torch.bool else mask.double().expand(shape)
+    bias = None if mask is None or mask.dtype == torch.bool else mask.double().expand(visible.shape)
     softcap = problem.softcap or None
     if raw is not None:
         return softmax.of_products(raw, problem.multiplier, bias, visible, softcap), visible
     return softmax.scores(problem.query, problem.key, problem.multiplier, bias, visible, softcap), visible
+
+
+def visible_keys(problem: Problem) -> Tensor:
+    """Which keys each row sees, [B, H, Q, K] bool."""
+    shape = (*problem.query.shape[:3], problem.key.shape[2])
+    places, documents = positions(problem)
+    left, right = (math.inf if side >= UNBOUNDED else side for side in (problem.left, problem.right))
+    return softmax.visible_keys(shape, problem.mask, left, right, places, documents)
 
 
 def products(problem: Problem, visible: Tensor) -> Tensor:
