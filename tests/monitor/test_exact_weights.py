@@ -42,7 +42,8 @@ def test_weights_are_those_of_the_specification(name: str, heads: slice) -> None
     if name == "causal":
         key[:, :, -1] = math.nan  # which no row sees
     multiplier = torch.rand(1, HEADS, ROWS) + 0.2
-    problem = Problem(query, key, None, **{"mask": None} | OPTIONS[name], multiplier=multiplier)
+    options: dict[str, Any] = {"mask": None} | OPTIONS[name]
+    problem = Problem(query, key, None, multiplier=multiplier, **options)
     for sequence in range(BATCH):
         found, seen = weights(problem, sequence, heads)
         assert found.dtype == torch.float64
