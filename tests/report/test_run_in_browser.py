@@ -211,8 +211,11 @@ def test_the_loss_is_drawn_above_the_heads_on_their_steps_with_its_alarms(open_p
     )
     assert marks == [900, 403]
     assert "Loss over steps 0 to 896" in str(page.get_attribute("#loss", "aria-label"))
-    slide(page, 10)
-    assert page.evaluate(f"{chart}.series[0].markLine.data.at(-1).xAxis") == 10
+    for at, side in ((10, "left"), (30, "center"), (58, "right")):
+        slide(page, at)
+        assert page.evaluate(f"{chart}.series[0].markLine.data.at(-1).xAxis") == at
+        label = page.evaluate(f"{chart}.series[0].markLine.data.at(-1).label")
+        assert (label["formatter"], label["align"]) == (f"shown: step {at}", side), "the line says what it is"
 
 
 @pytest.mark.slow("a browser for a second")

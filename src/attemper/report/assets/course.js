@@ -19,7 +19,7 @@ function drawCourse(head) {
   chart.getZr().on("click", (event) => goTo(chart.convertFromPixel({ xAxisIndex: 0 }, event.offsetX)));
   return chart.setOption({
     ...still(),
-    grid: { left: 48, right: 14, top: 10, bottom: 24 },
+    grid: { left: 48, right: 14, top: 22, bottom: 24 },
     tooltip: { trigger: "axis", confine: true, renderMode: "richText", formatter: ([{ value }]) => `${text("time.step", { step: value[0] })}\n${full(value[1] ?? null)}` },
     xAxis: { ...style, type: "value", min: steps[0], max: DATA.run.last, splitLine: { show: false }, splitNumber: 4 },
     yAxis: { ...style, type: "value", scale: true, max: ({ max }) => (quantity().high !== null && max > 0.8 * quantity().high ? quantity().high : null), splitNumber: 3, axisLine: { show: false }, axisLabel: { ...style.axisLabel, showMaxLabel: false, formatter: (value) => short(value) } },
@@ -27,7 +27,7 @@ function drawCourse(head) {
       {
         type: "line", symbol: known.length < 40 ? "circle" : "none", symbolSize: 4, connectNulls: true, data: points, z: 4,
         lineStyle: { color: theme("--accent"), width: 1.8 }, itemStyle: { color: theme("--accent") },
-        markLine: { silent: true, symbol: "none", animation: false, label: { show: false }, data: [...courseMarks(head), momentMark()] },
+        markLine: { silent: true, symbol: "none", animation: false, label: { show: false }, data: [...courseMarks(head), momentMark(steps[0])] },
       },
       ...(band ? bandSeries(band, steps) : []),
     ],
@@ -42,8 +42,11 @@ function labelCourse(known) {
   }) : text("head.no_row"));
 }
 
-function momentMark() {
-  return { xAxis: stepNow(), lineStyle: { color: theme("--ink"), type: "solid", width: 1.5 } };
+// The moment that is shown says so above its line; near an edge of the chart to the side that has room.
+function momentMark(first) {
+  const share = (stepNow() - first) / Math.max(1, DATA.run.last - first);
+  const label = { show: true, position: "end", distance: 3, formatter: text("time.shown", { step: stepNow() }), color: theme("--ink"), fontSize: 11, align: share < 0.2 ? "left" : share > 0.8 ? "right" : "center" };
+  return { xAxis: stepNow(), lineStyle: { color: theme("--ink"), type: "solid", width: 1.5 }, label };
 }
 
 function courseMarks(head) {

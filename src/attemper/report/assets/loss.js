@@ -17,7 +17,7 @@ function drawLoss() {
   chart.getZr().on("click", (event) => goTo(chart.convertFromPixel({ xAxisIndex: 0 }, event.offsetX)));
   chart.setOption({
     ...still(),
-    grid: { left: 48, right: 14, top: 10, bottom: 24 },
+    grid: { left: 48, right: 14, top: 22, bottom: 24 },
     tooltip: { trigger: "axis", confine: true, renderMode: "richText", formatter: ([{ value }]) => `${text("time.step", { step: value[0] })}\n${full(value[1] ?? null)}` },
     xAxis: { ...style, type: "value", min: Math.min(loss.steps[0], DATA.run.first), max: Math.max(loss.last, DATA.run.last), splitLine: { show: false }, splitNumber: 4 },
     yAxis: { ...style, type: "value", scale: true, splitNumber: 3, axisLine: { show: false }, axisLabel: { ...style.axisLabel, showMaxLabel: false, formatter: (value) => short(value) } },
@@ -25,7 +25,7 @@ function drawLoss() {
       {
         type: "line", symbol: known.length < 40 ? "circle" : "none", symbolSize: 4, data: points, z: 4,
         lineStyle: { color: theme("--accent"), width: 1.8 }, itemStyle: { color: theme("--accent") },
-        markLine: { silent: true, symbol: "none", animation: false, label: { show: false }, data: [...lossMarks(), ...resumedMarks(), momentMark()] },
+        markLine: { silent: true, symbol: "none", animation: false, label: { show: false }, data: [...lossMarks(), ...resumedMarks(), momentMark(DATA.run.first)] },
       },
       ...(loss.each > 1 ? bandSeries({ least: columnsOf(loss.least), largest: columnsOf(loss.largest) }, loss.steps) : []),
     ],

@@ -40,8 +40,9 @@ function capital(text) {
 function fillAlarms(head) {
   byId("panel-alarms").replaceChildren(...head.alarms.slice(0, MOST_SAID).map((alarm) => {
     const line = element("li", undefined, `${alarm.level}${alarm.ended === null ? "" : " over"}`);
-    line.append(element("span", cut(say(alarm.severity), 40), "severity"), " ", element("bdi", say(alarm.text)));
-    if (alarm.when) line.append(" ", element("b", say(alarm.when)));
+    line.append(element("span", cut(say(alarm.severity), 40), "severity"), " ");
+    if (alarm.when) line.append(element("b", say(alarm.when)), " ");
+    line.append(element("bdi", say(alarm.text)));
     if (alarm.of || alarm.more) {
       const more = element("details");
       more.append(element("summary", text("verdict.more_title")), ...[alarm.more, alarm.of].filter(Boolean).map((one) => element("p", say(one))));
