@@ -233,6 +233,87 @@ def test_what_a_model_gives_is_compared_in_whatever_form_it_is(given: Any):
     assert (found.verdict, found.site) == ("broken", "the output")
 
 
+class Later(nn.Module):
+    """A block that ``sees`` later tokens or does not; ``given``: the form of what it gives."""
+
+    def __init__(self, given: Any, *, sees: bool) -> None:
+        super().__init__()
+        self.project, self.given, self.sees = nn.Linear(16, 16), given, sees
+
+    def forward(self, states: Tensor) -> Any:
+        own = self.project(states)
+        return self.given(own + own.flip(1) if self.sees else own)
+
+
+def _states(given: Any) -> Tensor:
+    """The states that a block gave, in whatever form."""
+    if isinstance(given, Result):
+        return given.states
+    parts = list(given.values()) if isinstance(given, dict) else list(given)
+    return next(one for one in parts[::-1] if one is not None)
+
+
+class Stack(nn.Module):
+    """Three blocks, of which the second sees later tokens."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 16)
+        self.layers = nn.ModuleList(Later(given, sees=layer == 1) for layer in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.embedding(ids)
+        for layer in self.layers:
+            states = _states(layer(states))
+        return states
+
+
+FORMS = {
+    "tuple": lambda states: (states, None),
+    "weights first": lambda states: (torch.zeros(2, 4, 48, 48), states),
+    "dict": lambda states: {"states": states},
+    "list": lambda states: [states],
+    "object": Result,
+    "output of transformers": lambda states: transformers.utils.ModelOutput(states=states),
+}
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_the_first_block_is_named_whatever_blocks_give(form: str):
+    found = attemper.check(Stack(FORMS[form]).eval(), ids(), causal=True)["causal"]
+    assert (found.verdict, found.site) == ("broken", "layers.1")
+
+
+@pytest.mark.parametrize("name", ["Falcon", "GPTNeo"])
+def test_blocks_of_a_model_outside_the_registry_are_looked_at_one_by_one(name: str):
+    """Its attention was seen all the same, so that nothing of it is unread."""
+    sizes = {"hidden_size": 32, "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2}
+    own = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    if name == "GPTNeo":
+        own = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8}
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes, **own)).eval()
+    assert not attemper.check(model, {"input_ids": ids(), "use_cache": False}).unread
+    model.transformer.h[1].register_forward_hook(lambda _, args, out: (out[0] + out[0].mean(0, keepdim=True), *out[1:]))
+    found = attemper.check(model, {"input_ids": ids(), "use_cache": False})["batch"]
+    assert (found.verdict, found.site) == ("broken", "transformer.h.1")
+
+
+def test_layers_of_a_model_that_is_unread_as_a_whole_are_looked_at():
+    """Nystromformer begins its inverse with the largest sum of the whole batch, so that sequences do move each other:
+    the output of its own code in float64, too.
+    """
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.NystromformerConfig(**sizes, segment_means_seq_len=48, num_landmarks=8)
+    model, batch = transformers.NystromformerForMaskedLM(config).eval().double(), ids()
+    for parameter in (one for one in model.parameters() if one.dim() > 1):
+        nn.init.normal_(parameter, std=0.25)
+    with torch.no_grad():
+        alone, beside = torch.cat([model(one[None]).logits for one in batch]), model(batch).logits
+    assert (alone - beside).norm() > 1e-3 * beside.norm()
+    found = attemper.check(model, {"input_ids": batch})["batch"]
+    assert (found.verdict, found.site) == ("broken", "nystromformer.encoder.layer.0.attention.self")
+
+
 def test_what_cannot_be_compared_is_not_kept():
     report = attemper.check(Bare(lambda states: states.sum()).eval(), ids(), causal=True)
     for name in ("causal", "batch", "repeat"):

@@ -125,7 +125,8 @@ class KeyCollector(Collector):
             found.scores += [] if scores is None else [replace(scores, site=seen.name)]
         called = {seen.number.name if seen.module is None else seen.module for seen in calls}
         found.unread |= self.mixers.unread(self.context.forwards, called)
-        found.unread |= {skip.name: skip.reason for skip in self.skips(())}
+        read = {seen.name for seen in calls if seen.reason is None}
+        found.unread |= {skip.name: skip.reason for skip in self.skips(read)}
         self._kept.clear()
         self._known.clear()
 

@@ -140,25 +140,22 @@ class Runner:
     def _take_block(
         self, found: Trace, sizes: set[tuple[int, int]], name: str, module: nn.Module, _: Any, out: Any
     ) -> None:
-        states = next((leaf for leaf in _floating(out) if leaf.dim() > 2), None)
-        if states is None:
-            return
-        if isinstance(module, nn.Conv1d | nn.modules.batchnorm._BatchNorm):
-            states = states.transpose(1, 2) if states.dim() == 3 else states
-        swapped = getattr(module, "batch_first", True) is False or tuple(states.shape[:2]) not in sizes
-        if swapped and tuple(states.shape[1::-1]) in sizes:
-            states = states.transpose(0, 1)
-        if isinstance(module, nn.Embedding) and states.shape[0] == 1:  # positions, the same in all sequences
-            states = states.expand(next(iter(sizes))[0], *states.shape[1:])
-        if tuple(states.shape[:2]) in sizes:
-            calls = sum(one == name or one.startswith(f"{name}#") for one in found.rows) if name in found.rows else 0
-            self._add(found, found.rows, f"{name}#{calls + 1}" if calls else name, states, 2)
+        for states in (leaf for leaf in _floating(out) if leaf.dim() > 2):
+            if isinstance(module, nn.Conv1d | nn.modules.batchnorm._BatchNorm):
+                states = states.transpose(1, 2) if states.dim() == 3 else states
+            swapped = getattr(module, "batch_first", True) is False or tuple(states.shape[:2]) not in sizes
+            if swapped and tuple(states.shape[1::-1]) in sizes:
+                states = states.transpose(0, 1)
+            if isinstance(module, nn.Embedding) and states.shape[0] == 1:  # positions, the same in all sequences
+                states = states.expand(next(iter(sizes))[0], *states.shape[1:])
+            if tuple(states.shape[:2]) in sizes:
+                calls = sum(one == name or one.startswith(f"{name}#") for one in found.rows)
+                self._add(found, found.rows, f"{name}#{calls + 1}" if calls else name, states, 2)
+                break
 
     def _take_output(self, found: Trace, name: str, result: Any, batch: TokenBatch) -> None:
         size, lengths = batch.shape[0], set(batch.lengths.values())
-        # A result may be an object with fields. Caches are within one, and hold no output.
-        fields = result if isinstance(result, Mapping) else getattr(result, "__dict__", None)
-        for leaf in _floating(result if fields is None or isinstance(result, Tensor) else list(fields.values())):
+        for leaf in _floating(result):
             swapped = leaf.dim() > 2 and leaf.shape[0] != size == leaf.shape[1] and leaf.shape[0] in lengths
             states = leaf.transpose(0, 1) if swapped else leaf
             if states.dim() > 1 and states.shape[0] != size and states.shape[0] in {size * one for one in lengths}:
@@ -197,8 +194,12 @@ def _is_traced(module: nn.Module) -> bool:
 
 
 def _floating(result: Any) -> Iterator[Tensor]:
-    """The tensors of numbers that a result holds."""
-    tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+    """The tensors of numbers that a result holds, which may be an object with fields. Caches are within one, and hold
+    no output.
+    """
+    fields = result if isinstance(result, Mapping) else getattr(result, "__dict__", None)
+    parts = list(fields.values()) if fields and not isinstance(result, Tensor) else result
+    tensors = (leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor))
     return (leaf for leaf in tensors if leaf.is_floating_point() and not leaf.is_nested)
 
 

@@ -103,7 +103,9 @@ class Session:
         self.model, self.batch, self.declared, self.keys = model, batch, declared, keys
         self.modules = {name: module for module, name in names.items()}
         self.config = text_config(model)
-        mixing = [site.name for site in all_sites(names)] + list(keys.unread)
+        mixing = [site.name for site in all_sites(names)]
+        known = (*mixing, *keys.unread)  # a whole model may be unread, whose layers are looked at
+        mixing += [name for name in keys.unread if not any(one.startswith(f"{name}.") for one in known)]
         self.runner = Runner(model, names, [name for name in mixing if name in self.modules])
         self.base, self.again = self.runner.trace(batch), self.runner.trace(batch, seed=False)
         self._noise: dict[str, float] = {}
