@@ -112,6 +112,16 @@ def test_heads_without_weights_have_a_page(tmp_path: Path, shape: tuple[int, int
     assert "0 heads" in shown_text(page(heads()[:0], tmp_path))
 
 
+def test_maps_on_a_phone_are_as_large_as_a_finger_and_roles_are_whole(open_page: Open, tmp_path: Path) -> None:
+    shown = open_page(page(heads(12, 12, many=12), tmp_path), width=390)
+    shown.wait_for_selector(".site-row.painted")
+    sizes = shown.evaluate("[...document.querySelectorAll('.small-map')].map((one) => one.clientWidth)")
+    assert len(sizes) == 24
+    assert min(sizes) >= 80
+    assert shown.evaluate("[...document.querySelectorAll('.role')].every((one) => one.scrollWidth <= one.clientWidth)")
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 LINES = """
 () => {
   const canvas = document.querySelector("#large-lines");

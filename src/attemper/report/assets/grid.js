@@ -99,7 +99,9 @@ function fitGrid() {
   const most = Math.max(...SITES.map((site) => site.heads.length));
   const phone = window.innerWidth <= 600;
   const room = Math.floor((GRID.clientWidth - (phone ? 0 : 64)) / most) - 4;
-  const cell = Math.min(Math.max(room, phone ? 44 : 34), 112);
+  // On a phone as many in a row as are large enough for a finger and for the name of a role.
+  const least = phone ? Math.floor((GRID.clientWidth + 4) / Math.max(1, Math.floor((GRID.clientWidth + 4) / 84))) - 4 : 34;
+  const cell = Math.min(Math.max(room, least), 112);
   GRID.style.setProperty("--cell", `${cell}px`);
   GRID.classList.toggle("narrow", cell < 90);
   for (const site of SITES) site.line.style.imageRendering = 1.5 * sizeOf(site)[1] <= cell ? "pixelated" : "auto";
