@@ -59,7 +59,7 @@ ENTMAX = Case(
         Step(
             Text(
                 "Entmax is (x/2 - tau)², clamped at 0 before squaring. The paper's algorithm returns "
-                "tau, which does not sum to 1. The source is Peters, Niculae and Martins 2019.",
+                "tau; with tau, weights do not sum to 1. The source is Peters, Niculae and Martins 2019.",
                 "entmax 是 (x/2 - tau)²，平方前截到 0。论文算法返回的是 tau，代进去权重之和不是 1。出"
                 "处应为 Peters、Niculae 和 Martins 2019，文中引的是 sparsemax 的论文。",
             ),
