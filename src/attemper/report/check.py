@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from markupsafe import Markup
 
 from attemper import __version__
 from attemper.report.page import asset, policy, script_of, templates
-from attemper.report.texts import page_texts
+from attemper.report.texts import Message, message, page_texts, reason, recognise, texts
 from attemper.text import clean, number, script_json
 
 _SCRIPTS = ("document", "texts", "colours", "theme", "explanation")
 _FIGURES = ("rows", "keys", "weight", "moved")
 _LEVELS = {"kept": "fine", "broken": "critical", "cannot tell": "warning", "not declared": "calm"}
+_FAMILIES = {"first": "said", "then": "said", "others": "window", "sinks": "declared"}
+"""Place of a text -> which texts fill it; others by their own name, where there are such texts."""
+_OPEN = ("first", "then", "place", "source")
+"""Places that hold words of others, too: a name, what a model raised."""
 
 
 def check_page(document: Mapping[str, Any]) -> str:
     """The page of ``Check.to_dict()``. The same check gives the same page, to the byte."""
     rules = [_cells(rule) for rule in document["rules"]]
     broken = sum(rule["verdict"] == "broken" for rule in document["rules"])
+    unread = [(clean(name), reason(clean(why))) for name, why in document["unread"].items()]
+    said = [*(one[part] for one in rules for part in ("finding", "observed")), *(why for _, why in unread)]
     style = asset("page.css") + asset("explanation.css") + asset("check.css")
     script = script_of(_SCRIPTS, "start();\n")
     return (
@@ -33,11 +39,11 @@ def check_page(document: Mapping[str, Any]) -> str:
             broken=broken,
             level="critical" if broken else "fine",
             figures=_FIGURES,
-            unread=[(clean(name), clean(why)) for name, why in document["unread"].items()],
+            unread=unread,
             policy=policy(style, (script,)),
             style=Markup(style),
             script=Markup(script),
-            data=Markup(script_json({"texts": page_texts(of="checked")})),
+            data=Markup(script_json({"texts": page_texts(said, of="checked")})),
             version=__version__,
         )
     )
@@ -45,6 +51,49 @@ def check_page(document: Mapping[str, Any]) -> str:
 
 def _cells(rule: Mapping[str, Any]) -> dict[str, Any]:
     """A rule as the page shows it."""
-    texts = {name: clean(rule[name] or "–") for name in ("declared", "observed", "message", "site")}
+    own = {"name": rule["name"], "verdict": rule["verdict"], "level": _LEVELS[rule["verdict"]]}
     figures = {name: None if rule[name] is None else (rule[name], number(rule[name])) for name in _FIGURES}
-    return {"name": rule["name"], "verdict": rule["verdict"], "level": _LEVELS[rule["verdict"]], **texts, **figures}
+    return {**own, "site": clean(rule["site"] or "–"), **words(rule), **figures}
+
+
+def words(rule: Mapping[str, Any]) -> dict[str, Message | str]:
+    """What a rule of a check declares and observed, what was found, and what to do about it."""
+    text = clean(rule["message"] or "–")
+    advice = next((key for key, one in texts("en").items() if _is_advice(key) and text.endswith(f". {one}")), None)
+    finding = _as_message(text if advice is None else text.removesuffix(f". {texts('en')[advice]}"), "said")
+    is_open = rule["verdict"] in ("cannot tell", "not declared")
+    return {
+        "declared": _as_message(rule["declared"] or "–", "declared"),
+        "observed": finding if is_open else _as_message(rule["observed"], "said"),
+        "finding": finding,
+        "advice": "" if advice is None else message(advice),
+    }
+
+
+def _is_advice(key: str) -> bool:
+    return key.startswith("checked.advice.")
+
+
+def _as_message(text: str, family: str) -> Message | str:
+    """A text of a rule as the message that it is; words of others as they are."""
+    text = clean(text)
+    return next(_messages(text, family), None) or reason(text)
+
+
+def _messages(text: str, family: str) -> Iterator[Message]:
+    """The messages of a family that say this, all that is put into them among those of its own."""
+    for key in texts("en"):
+        found = recognise(text, [key]) if key.startswith(f"checked.{family}.") else None
+        if found is None:
+            continue
+        values = {name: _filling(name, value) for name, value in found.values.items()}
+        if None not in values.values():
+            yield Message(key, values)
+
+
+def _filling(name: str, value: Any) -> Any:
+    """What is put into a place; None where it must be one of ours and is not."""
+    family = _FAMILIES.get(name, name)
+    if isinstance(value, int) or not any(key.startswith(f"checked.{family}.") for key in texts("en")):
+        return value
+    return _as_message(value, family) if name in _OPEN else next(_messages(value, family), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -401,8 +401,7 @@ def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str,
             several runs, "grid" of all heads on a text: each alone says what begins with that.
     """
     other = tuple(f"{one}." for one in ("live", "compared", "explained", "checked", "runs", "grid") if one != of)
-    messages = [one for one in said if isinstance(one, Message)]
-    used = {one.key for whole in messages for one in (whole, *whole.values.values()) if isinstance(one, Message)}
+    used = {key for one in said for key in _keys_of(one)}
     return {
         language: {
             key: text
@@ -411,6 +410,14 @@ def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str,
         }
         for language in LANGUAGES
     }
+
+
+def _keys_of(said: Any) -> Iterator[str]:
+    """Keys of a message and of all that is put into it."""
+    if isinstance(said, Message):
+        yield said.key
+        for value in said.values.values():
+            yield from _keys_of(value)
 
 
 def live_texts() -> dict[str, dict[str, Text]]:
