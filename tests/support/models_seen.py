@@ -122,7 +122,7 @@ def _architectures(rows: list[Seen]) -> list[str]:
 def _layers(row: Seen) -> str:
     """``per head; state space``: how temperatures fold, and the kinds of layers without weights."""
     more = dict(row.more)
-    fold = re.sub(r"`model\.layers\.(\d+)[^`]*`", r"layer \1:", more.get("fold", ""))
+    fold = re.sub(r"`model\.layers\.(\d+)[^`]*`", r"layer \1", more.get("fold", ""))
     fold = re.sub(r"`model\.(\w+)[^`]*`", r"\1", fold).replace(": heads share the gain of their norm", "")
     kinds = re.sub(r"`[^`]*`: ", "", more.get("named, not read", ""))
     return "; ".join(filter(None, [fold, kinds]))
