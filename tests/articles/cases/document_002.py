@@ -45,7 +45,7 @@ print(torch.allclose(theirs, torch.einsum("abcd, cde->abe", heads, kernel), atol
             "`attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`. For "
             "any attention, one line:",
             "用 `attemper.nn.CrossAttention`；Keras 3 里用 `attemper.integrations.keras.CrossAtte"
-            "ntion(3, 16, entropy_regularizer=0.2)`。任何注意力上，惩罚项就是一行：",
+            "ntion(3, 16, entropy_regularizer=0.2)`。对任意注意力，惩罚项只需一行：",
         ),
         """\
 q = torch.einsum("abc, cde->adbe", Q, layer.qdk)  # [B, heads, queries, 16]

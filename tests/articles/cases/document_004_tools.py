@@ -190,7 +190,7 @@ ADAPTIVE = Case(
         Step(
             Text(
                 "Gradient descent crosses 0, and the smallest score gets the largest weight:",
-                "没有任何东西让温度保持为正：梯度下降越过 0，分数最小的反而权重最大。",
+                "没有约束保证温度为正：梯度下降越过 0，分数最小的反而权重最大。",
             ),
             """\
 module = article.AdaptiveSoftmax()
