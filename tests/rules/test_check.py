@@ -335,6 +335,37 @@ def test_attention_by_hand_is_read_and_a_key_too_many_is_one():
         assert (found.verdict, found.site, found.rows) == ("broken", "layer", 2 * (48 - min(back + 1, 8)))
 
 
+class Near(nn.Module):
+    """What mixes tokens without weights to read: means of ``back`` rows before a row, ``ahead`` behind it, and it."""
+
+    def __init__(self, back: int, ahead: int = 0) -> None:
+        super().__init__()
+        self.project, self.back, self.ahead = nn.Linear(16, 16), back, ahead
+
+    def forward(self, states: Tensor) -> Tensor:
+        distance = torch.arange(states.shape[1]) - torch.arange(states.shape[1])[:, None]
+        near = ((distance >= -self.back) & (distance <= self.ahead)).float()
+        return states + near @ self.project(states) / near.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("layers", "causal", "wrong"),
+    [
+        ([(7, 0), (7, 0), (7, 0)], True, None),
+        ([(8, 8), (8, 8), (8, 8)], False, None),
+        ([(5, 0), (8, 0), (7, 0)], True, "layer.1"),
+        ([(7, 0), (4, 0), (8, 0)], True, "layer.2"),
+        ([(7, 7), (9, 7), (7, 7)], False, "layer.1"),
+        ([(7, 7), (7, 7), (7, 9)], False, "layer.2"),
+    ],
+)
+def test_a_window_that_is_too_wide_behind_a_narrower_one_is_named(layers: Any, causal: bool, wrong: str | None):
+    model = Mixer(nn.Sequential(*(Near(*one) for one in layers)))
+    found = attemper.check(model.eval(), ids(), causal=causal, window=8)["window"]
+    assert (found.verdict, found.site) == ("broken" if wrong else "kept", wrong)
+    assert found.forwards == 1 + (not causal)
+
+
 class SequencesLast(nn.Module):
     """Attention of torch that has its tokens first, inside."""
 
@@ -382,6 +413,36 @@ def test_a_batch_norm_in_training_mode_mixes_sequences_and_its_statistics_are_pu
     assert attemper.check(model.eval(), ids())["batch"].verdict == "kept"
 
 
+class Experts(nn.Module):
+    """Two experts, each of which takes at most ``capacity`` tokens of the batch, the first that chose it."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(16, 2), nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.capacity = capacity
+
+    def forward(self, states: Tensor) -> Tensor:
+        tokens = states.flatten(0, 1)
+        chosen, mixed = self.router(tokens).argmax(-1), tokens.clone()
+        for number, expert in enumerate(self.experts):
+            places = (chosen == number).nonzero()[: self.capacity, 0]
+            mixed[places] = expert(tokens[places])
+        return mixed.view_as(states)
+
+
+def test_experts_that_take_as_many_tokens_of_other_sequences_are_given_tokens_that_are_all_alike():
+    """Exchanged for others one by one, they leave half of these models with counts that change nothing."""
+    for _ in range(8):
+        full, batch = Experts(36), ids(3)
+        report = attemper.check(Mixer(full).eval(), batch)
+        assert (report["batch"].verdict, report["batch"].site, report["batch"].forwards) == ("broken", "layer", 4)
+        full.capacity = batch.numel()
+        assert attemper.check(Mixer(full).eval(), batch)["batch"].verdict == "kept"
+        states = {"states": torch.randn(3, 24, 16)}
+        full.capacity = 18
+        assert attemper.check(full, states)["batch"].verdict == "broken"
+
+
 def test_random_numbers_break_one_rule_and_leave_the_others_to_be_tested():
     model, batch, state = Mixer(Noisy()).eval(), ids(), torch.get_rng_state()
     report = attemper.check(model, batch, causal=True)
@@ -398,6 +459,24 @@ def test_windows_of_a_configuration_hold_at_layers_with_one_and_without():
     short = {"input_ids": ids(2, 8), "use_cache": False}
     assert attemper.check(model, short)["window"].message == "the window is not shorter than the 8 tokens of the batch"
     assert not report.broken
+
+
+def test_chunks_are_counted_from_where_each_document_begins():
+    """As Llama 4 of transformers does for packed positions: each document sees what it sees alone."""
+    sizes = {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 8}
+    kinds = {"layer_types": ["chunked_attention", "full_attention"]}
+    config = transformers.Llama4TextConfig(**{**SMALL, **sizes, **kinds}, attn_temperature_tuning=False)
+    model, places = transformers.Llama4ForCausalLM(config).eval(), packed(20, 28)
+    batch = {"input_ids": ids(1), "position_ids": places, "use_cache": False}
+    report = attemper.check(model, batch)
+    assert (report["window"].verdict, report["documents"].verdict) == ("kept", "kept")
+    with torch.no_grad():
+        alone = model(batch["input_ids"][:, 20:], use_cache=False).logits
+        assert torch.allclose(alone, model(**batch).logits[:, 20:], atol=1e-5)
+    at = torch.arange(48)
+    seen = (at[:, None] >= at) & (at[:, None] // 8 == at // 8)  # from where the pack begins
+    wrong = {"attention_mask": dict.fromkeys(("chunked_attention", "full_attention"), seen[None, None])}
+    assert attemper.check(model, {**batch, **wrong})["window"].verdict == "broken"
 
 
 def test_a_softcap_and_sinks_are_read_from_the_final_scores():
@@ -462,4 +541,4 @@ def test_a_report_is_json_a_page_and_an_error(tmp_path: Any):
     page = report.to_html(tmp_path / "check.html").read_text("utf-8")
     assert "1 rule is broken" in page
     assert "later tokens" in page
-    assert str(report).startswith("mine: tokens 2 x 48, 9 forward passes")
+    assert str(report).startswith("mine: tokens 2 x 48, 11 forward passes")

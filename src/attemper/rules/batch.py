@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
 from attemper.rules.moves import CannotExchangeError, movement
@@ -18,13 +20,14 @@ def judge(session: Session, tests: Tests) -> str:
             batch = batch.of_sequences(torch.zeros(sequences, dtype=torch.int64))
             base = session.runner.trace(batch)
         half = torch.arange(sequences) < -(-sequences // 2)
-        for keep in (half, ~half):
+        # Tokens that are all alike, too: of others, experts of limited capacity may take as many as they took.
+        for alike, keep in product((False, True), (half, ~half)):
             changed = batch
             for name in batch.lengths:
-                changed = session.exchange(name, (~keep).to(batch.device)[:, None], changed)
+                changed = session.exchange(name, (~keep).to(batch.device)[:, None], changed, alike=alike)
             stay = session.stay(**{name: session.real(name).cpu() & keep[:, None] for name in batch.lengths})
             found = movement(base, session.runner.trace(changed), stay, session.same_shape, keep)
-            tests.add("exchanging other sequences", found)
+            tests.add("exchanging other sequences" + " for one token" * alike, found)
     return "other sequences move nothing (always)"
 
 

@@ -88,20 +88,21 @@ class Declaration:
             least: only the keys that they have to see. Windows to both sides reach ``size`` keys, or size - 1, by
                 whoever wrote them.
         """
-        real = None if self.padding is None else self.padding.value.to(rows.device)
+        parts = (self.padding, self.documents)
+        real, documents = (None if said is None else said.value.to(rows.device) for said in parts)
         window, law = self.window_of(site), None
         if rule == "padding" and real is not None:
             return real[:, None].expand(-1, len(rows), -1)
         if cross:
             return None
-        if rule == "documents" and self.documents is not None:
-            documents = self.documents.value.to(rows.device)
+        if rule == "documents" and documents is not None:
             return documents[:, rows, None] == documents[:, None]
         if rule == "causal" and self.is_causal(site):
             law = Rule(causal=True)
         elif rule == "window" and window is not None:
             reach = window.size - (least or self.is_causal(site))
-            law = Rule(chunk=window.size, tokens=real) if window.chunked else Rule(left=reach, right=reach)
+            chunk = Rule(chunk=window.size, tokens=real, documents=documents)  # counted from where a document begins
+            law = chunk if window.chunked else Rule(left=reach, right=reach)
         if law is None:
             return None
         low, high = (end[:, rows, None] for end in expected_ends(law, self.shape[1], self.shape[1], rows.device))

@@ -171,8 +171,11 @@ class Session:
         allowed = every[~torch.isin(every, self._special.to(ids))]
         return allowed if len(allowed) > len(own) else own
 
-    def exchange(self, name: str, places: Tensor, batch: TokenBatch | None = None) -> TokenBatch:
-        """The batch with other tokens at ``places`` [B, L] of a sequence; neither padding nor special ones.
+    def exchange(
+        self, name: str, places: Tensor, batch: TokenBatch | None = None, *, alike: bool = False
+    ) -> TokenBatch:
+        """The batch with other tokens at ``places`` [B, L] of a sequence, or with one that is ``alike`` at all of them;
+        neither padding nor special ones.
 
         Raises:
             CannotExchangeError: no token there can become another, or equal passes differ.
@@ -181,17 +184,22 @@ class Session:
         tokens, marks = batch[name], places & self.real(name)
         if self.obstacle is not None:
             raise CannotExchangeError(self.obstacle)
-        if tokens.is_floating_point():
-            return batch.with_arguments(**{name: with_others(tokens, marks)})
-        marks = marks & ~torch.isin(tokens, self._special.to(tokens))
+        if not tokens.is_floating_point():
+            marks = marks & ~torch.isin(tokens, self._special.to(tokens))
         if not bool(marks.any()):
             raise CannotExchangeError("no token there can be exchanged")
-        known = self._candidates(tokens[marks])
-        if len(known) < 2:
-            raise CannotExchangeError("ids cannot be exchanged: the vocabulary has one")
-        at = torch.searchsorted(known, tokens.contiguous()).clamp(max=len(known) - 1)
-        steps = torch.randint(1, len(known), tokens.shape, generator=torch.Generator().manual_seed(1))
-        return batch.with_arguments(**{name: torch.where(marks, known[(at + steps.to(at)) % len(known)], tokens)})
+        if tokens.is_floating_point():
+            other = with_others(tokens, marks)
+        else:
+            known = self._candidates(tokens[marks])
+            if len(known) < 2:
+                raise CannotExchangeError("ids cannot be exchanged: the vocabulary has one")
+            at = torch.searchsorted(known, tokens.contiguous()).clamp(max=len(known) - 1)
+            steps = torch.randint(1, len(known), tokens.shape, generator=torch.Generator().manual_seed(1))
+            other = torch.where(marks, known[(at + steps.to(at)) % len(known)], tokens)
+        if alike:
+            other[marks] = other[marks][:1]
+        return batch.with_arguments(**{name: other})
 
     def stay(self, chosen: Tensor | None = None, **marks: Tensor) -> Stay:
         """Rows that must not move, by the sequence of as many tokens; all tokens where none are named. Of all sequences

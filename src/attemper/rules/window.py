@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attemper.readings.labels import layer_of
 from attemper.results.check import Rule
+from attemper.rules.moves import changes, movement
 from attemper.rules.session import NotDeclaredError, RuleKind, Session, Tests
 from attemper.text import count
 
@@ -23,27 +24,40 @@ def judge(session: Session, tests: Tests) -> str | Rule:
     alike = len(windows) == len(declared.value) and len(set(windows)) == 1
     if alike and not windows[0].chunked and not session.keys.unread:
         causal = session.declared.causal.value
-        _test(session, tests, windows[0].size - (bool(causal) and all(causal.values())))
+        back = bool(causal) and all(causal.values())
+        for places in (torch.arange(tokens), torch.arange(tokens).flip(0))[: 1 if back else 2]:
+            _test(session, tests, windows[0].size - back, places)
     return said
 
 
-def _test(session: Session, tests: Tests, reach: int) -> None:
-    """Exchanges the first tokens: rows further on than windows reach, layer after layer, must not move."""
-    tokens = session.batch.shape[1]
+def _test(session: Session, tests: Tests, reach: int, places: Tensor) -> None:
+    """Exchanges the first tokens in the order of ``places`` [T]. A layer may move rows as far as its window goes beyond
+    those that moved before it, whatever its own could have moved: a narrower layer before it hides nothing.
+    """
+    tokens, layer = len(places), None
+    bounds: dict[str, int] = {}
     layers = [number for one in session.base.rows if (number := layer_of(one)) is not None]
     deepest = max(layers, default=len(session.keys.judged["window"]) - 1)
-    cut, places = max((tokens - reach) // 2, 1), torch.arange(tokens)
-    real = session.real(session.batch.tokens).cpu()
-
-    def stay(block: str, length: int) -> Tensor | None:
-        layer = layer_of(block)
-        # What stands beside the layers may be behind the last of them.
-        passed = (deepest if layer is None else layer) + 1
-        return real & (places >= cut + passed * reach) if length == tokens else None
-
-    if deepest >= 0 and cut + reach < tokens:
-        first, what = (places < cut).to(session.batch.device), f"exchanging the first {count(cut, 'token')}"
-        session.test(tests, what, session.batch.tokens, first, stay)
+    cut, real = max((tokens - reach) // 2, 1), session.real(session.batch.tokens).cpu()
+    last = before = cut - 1
+    if deepest < 0 or cut + reach >= tokens:
+        return
+    with tests.attempt("the model does not take it: "):
+        first = (places < cut).to(session.batch.device)
+        changed = session.runner.trace(session.exchange(session.batch.tokens, first))
+        for block, moved in changes(session.base, changed, lambda _, length: real if length == tokens else None):
+            if (number := layer_of(block)) not in (None, layer):
+                layer, before = number, last
+            # What stands beside the layers may be behind the last of them.
+            bounds[block] = cut - 1 + (deepest + 1) * reach if number is None else before + reach
+            last = max(last, min(bounds[block], int((places * (moved > 0)).max())))
+        found = movement(
+            session.base,
+            changed,
+            lambda block, _: real & (places > bounds[block]) if block in bounds else None,
+            session.same_shape,
+        )
+        tests.add(f"exchanging the {'last' if places[0] else 'first'} {count(cut, 'token')}", found)
 
 
 RULE = RuleKind(
