@@ -292,7 +292,8 @@ FAULTS = (
         lambda: (llama(), {"input_ids": ids(1), "position_ids": positions(), "use_cache": False}, {}),
     ),
     Fault(
-        "state of a delta rule", ("radixark/miles#648", "nvidia-cosmos/cosmos-rl#638"),
+        "state of a delta rule",
+        ("huggingface/transformers#44717", "radixark/miles#648", "nvidia-cosmos/cosmos-rl#638"),
         "attention keeps packed documents apart, the delta rule between carries its state on", "documents",
         lambda: (qwen(), {"input_ids": ids(1), "position_ids": positions(), "use_cache": False}, {}),
         lambda: (
