@@ -17,8 +17,10 @@ import pytest
 import attemper
 from attemper import InputError
 from attemper.readings.sample import Sample
+from attemper.report.headline import LEVELS, Verdict
 from attemper.report.page import LARGEST_BYTES
-from attemper.report.runs import MOST_RUNS, runs_page
+from attemper.report.runs import MOST_RUNS, runs_page, sentence_of
+from attemper.report.texts import message, say
 from attemper.results.run import Run, open_run
 from tests.report.conftest import Open, check_policy, shown_text
 from tests.support.runs import collapsing, written
@@ -57,7 +59,13 @@ def test_each_run_has_its_courses_and_its_warnings(three: list[Run]):
     steps, mean, heads = courses[0]["normalized_entropy"][place]
     history = three[0].history("normalized_entropy", site="layers.1.attn").values
     assert (steps[0], len(mean), len(heads)) == (0, len(steps), 3)
-    assert mean[-1] == pytest.approx(100 * float(np.mean(history[-len(history) // len(steps) :])), rel=0.05)
+    assert mean[-1] == pytest.approx(float(np.mean(history[-len(history) // len(steps) :])), rel=0.05)
+    _, largest, _ = courses[0]["max_logit"][place]
+    logits = three[0].history("max_logit", site="layers.1.attn").values
+    assert max(largest) == pytest.approx(float(np.nanmax(logits)), rel=1e-3), "of a largest number the largest head's"
+    assert [one["over"] for one in data["statistics"] if one["key"] in ("normalized_entropy", "max_logit")] == [
+        "mean", "largest",
+    ]  # fmt: skip
     assert data["runs"][0]["tokens"][0][-1] == 299
     assert "layer_fallen" in {alarm.kind for alarm in three[0].alarms()}
     began = json.dumps(data["runs"][0]["began"])
@@ -75,6 +83,36 @@ def test_the_table_is_there_without_scripts_and_names_are_escaped(three: list[Ru
     assert "Without a loss: A, B, C. watch.step(loss=loss) keeps it." in told
     check_policy(html, inline=3)
     assert html == runs_page(three)
+
+
+def test_the_sentence_says_which_runs_are_ill_and_the_table_what_its_numbers_are(three: list[Run]):
+    told = shown_text(runs_page(three))
+    said, _, table = told.partition("attemper report RUN writes the page of one run, which says what to do.")
+    assert "Look at this A (a), C (c <b>) have warnings and B (b) has no warning now." in said
+    assert "A: 1 layer has collapsed (since step" in said
+    assert "Normalised entropy mean over heads of log n" in table
+    assert "Largest logit largest of all heads" in table
+    assert "%" not in told, "one unit for one number"
+    last = three[0].reading.heads
+    assert f"{sum(head.normalized_entropy or 0.0 for head in last) / len(last):.3g}" in table
+    assert "drawn with Apache ECharts" in told
+    assert "on both sides" not in told
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        (("fine", "fine"), "in A (a), B (b) nothing looks wrong."),
+        (("fine", "empty", "critical"), "C (c) is broken, B (b) measured nothing, and in A (a) nothing looks wrong."),
+        (("untrained", "unjudged"), "A (a) looks untrained and B (b) sees too few keys to judge."),
+    ],
+)
+def test_every_level_of_a_verdict_has_its_part_of_the_sentence(levels: tuple[str, ...], said: str):
+    found = [{"letter": letter, "name": letter.lower()} for letter in "ABC"[: len(levels)]]
+    given = sentence_of([Verdict(level, message("as_is", said="x")) for level in levels], found)
+    assert say(given["said"]).lower() == said.lower()
+    assert given["level"] == min(levels, key=LEVELS.index)
+    assert say(given["said"], "zh")
 
 
 def test_the_same_run_twice_is_shown_once_and_one_without_a_sample_is_left_out(three: list[Run], tmp_path: Path):
@@ -151,7 +189,7 @@ def test_runs_are_hidden_by_a_key_and_charts_follow_what_is_chosen(open_page: Op
     page = open_page(runs_page(three), width=width)
     page.wait_for_selector("html[data-ready]")
     label = "() => document.getElementById('course').getAttribute('aria-label')"
-    assert "Normalised entropy, % of log n: all sites, mean. Run A: " in page.evaluate(label)
+    assert "Normalised entropy, of log n: all sites, mean over heads. Run A: " in page.evaluate(label)
     assert page.locator("#loss-box").is_hidden()
     first = page.locator("button.run").first
     first.focus()

@@ -11,6 +11,8 @@ from attemper.report.texts import Clauses, Message, Names, alarm_title, message,
 from attemper.text import clean, cut
 
 MOST_KINDS = 5
+LEVELS = ("critical", "warning", "empty", "untrained", "unjudged", "notice", "fine")
+"""Of verdicts, the worst first."""
 LONGEST = 160
 """Characters of the sentence, in English: what it has no room for is said behind it, folded on a phone."""
 

@@ -57,12 +57,7 @@ def run_page(run: StoredRun, last: Reading | None = None, *, look: Mapping[str, 
         reading = last_reading(run)
         details = last is not None and _is_last(last, reading)
         alarms = _alarms(judge.alarms)
-        reading = replace(
-            last if last is not None and details else reading,
-            alarms=_whole_first(judge.standing),
-            untrained_heads=judge.held_back,
-            model=run.name,
-        )
+        reading = with_alarms(last if last is not None and details else reading, run)
         given = {
             **_words(run, reading, judge.alarms, [*reading.notes, *judge.notes, *run.remarks]),
             "details": details,
@@ -78,6 +73,12 @@ def run_page(run: StoredRun, last: Reading | None = None, *, look: Mapping[str, 
         room = LARGEST_BYTES - len(bare.encode("utf-8")) - _ROOM
         data["run"] = Courses(run, reading, alarms).pack(room)
         return render(reading, data=Markup(script_json(data)), **given)
+
+
+def with_alarms(reading: Reading, run: StoredRun) -> Reading:
+    """The last sample of a run, and the alarms that stand then: what the verdict on the run is of."""
+    alarms, held_back = _whole_first(run.judge.standing), run.judge.held_back
+    return replace(reading, alarms=alarms, untrained_heads=held_back, model=run.name)
 
 
 def _opening(reading: Reading, alarms: Sequence[Alarm]) -> dict[str, int | None] | None:

@@ -25,13 +25,18 @@ from attemper.readings.alarms import level_of
 from attemper.readings.history import mean
 from attemper.readings.reading import Alarm, number
 from attemper.readings.sample import SiteKey
-from attemper.report.document import number_said, quantity, scale_of
+from attemper.readings.stacks import over_heads
+from attemper.report.document import quantity
+from attemper.report.headline import LEVELS, Verdict, verdict
 from attemper.report.history import BRIEF, MOST_COLUMNS, Course, loss_course
 from attemper.report.page import ECHARTS, ECHARTS_VERSION, LARGEST_BYTES, asset, policy, script_of, templates
-from attemper.report.texts import Message, Names, brief, encode, message, page_texts, place_of_alarm
+from attemper.report.run_page import last_reading, with_alarms
+from attemper.report.texts import Clauses, Message, Names, brief, encode, message, page_texts, place_of_alarm
+from attemper.statistics import SHOWN, Reduction
 from attemper.store.ranks import columns
 from attemper.store.run import StoredRun
 from attemper.text import clean, cut, round_digits, script_json
+from attemper.text import number as shown
 
 MOST_RUNS = 8
 MOST_ALARMS = 100
@@ -54,8 +59,17 @@ class Row:
     state: Message
     samples: int
     warnings: Message | str
-    cells: tuple[Message | str, ...]
-    """The last loss, and the last mean of each statistic."""
+    cells: tuple[str, ...]
+    """The last loss, and each statistic over the heads of the last sample."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of the table: over what it is, and in which unit."""
+
+    title: Message
+    over: Message | str = ""
+    unit: Message | str = ""
 
 
 def write_runs(runs: Sequence[StoredRun], path: str | os.PathLike[str]) -> Path:
@@ -76,7 +90,10 @@ def runs_page(given: Sequence[StoredRun]) -> str:
     notes += _notes(runs, keys)
     data = {
         "texts": page_texts(of="runs"),
-        "statistics": [{"key": n, "title": encode(quantity(n).title), "unit": encode(_unit(n))} for n in names],
+        "statistics": [
+            {"key": n, "title": encode(quantity(n).title), "unit": encode(quantity(n).unit), "over": _over(n)}
+            for n in names
+        ],
         "sites": [[cut(clean(key[0]), 80), key[2] if key[2] != "eval" else "", _heads(runs, key)] for key in keys],
         "runs": found,
     }
@@ -86,11 +103,13 @@ def runs_page(given: Sequence[StoredRun]) -> str:
         ECHARTS.read_text("utf-8"),
     )
     page = templates().get_template("runs.html.j2")
+    verdicts = [verdict(with_alarms(last_reading(run), run), _past_alarms(run)) for run in runs]
     words = {
         "title": message("runs.title", n=len(runs)),
+        **sentence_of(verdicts, found),
         "rows": [_row(*one, names) for one in zip(runs, found, strict=True)],
         "notes": notes,
-        "columns": [message("loss.title"), *(quantity(name).title for name in names)],
+        "columns": [Column(message("loss.title")), *map(_column, names)],
         "policy": policy(style, (library, script)),
         "style": Markup(style),
         "script": Markup(script),
@@ -196,7 +215,9 @@ def _courses(
     heads: bool,
     read: dict[tuple[int, SiteKey, str], Course],
 ) -> dict[str, list[Any]]:
-    """Statistic -> of each site its steps, the mean over its heads, and each head; None where it has none."""
+    """Statistic -> of each site its steps, the mean over its heads or the largest, and each head; None where it has
+    none.
+    """
     run, found = runs[at], {}
     labels = {label.key: label for label in run.sites}
     for name in (name for name in names if name in run.statistics):
@@ -208,11 +229,11 @@ def _courses(
             if (at, key, name) not in read:
                 part = columns(run.ranks, name, key, MOST_COLUMNS)
                 read[at, key, name] = Course(part.steps, part.least, part.mean, part.largest)
-            course, scale = read[at, key, name].coarser(most), scale_of(name)
-            single = [_numbers(scale * one) for one in course.farthest.T] if heads else []
+            course = read[at, key, name].coarser(most)
+            single = [_numbers(one) for one in course.farthest.T] if heads else []
             before = labels[key].first_head if heads else 0
-            whole = _numbers(scale * mean(course.mean.T))
-            found[name].append([course.steps.tolist(), whole, [None] * before + single])
+            whole = mean(course.mean.T) if _over(name) == "mean" else np.fmax.reduce(course.largest, 1)
+            found[name].append([course.steps.tolist(), _numbers(whole), [None] * before + single])
     return found
 
 
@@ -225,8 +246,33 @@ def _pack(courses: Sequence[dict[str, list[Any]]]) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
 
 
-def _unit(name: str) -> Message | str:
-    return message("runs.unit", unit=quantity(name).unit) if scale_of(name) != 1.0 else quantity(name).unit
+def _over(name: str) -> str:
+    """How heads are put together: of what is a largest itself, the largest."""
+    return "largest" if SHOWN[name].reduction is Reduction.LARGEST else "mean"
+
+
+def _column(name: str) -> Column:
+    return Column(quantity(name).title, message(f"runs.over.{_over(name)}"), quantity(name).unit)
+
+
+def _cell(name: str, value: float | None) -> str:
+    """A number as the figures of a run's page have it: shares to three places."""
+    return shown(round(value, 3) if value is not None and SHOWN[name].percent else value)
+
+
+def _past_alarms(run: StoredRun) -> list[Alarm]:
+    return [alarm for alarm in run.judge.alarms if alarm.ended is not None]
+
+
+def sentence_of(verdicts: Sequence[Verdict], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Which runs are ill, measured nothing, or have nothing wrong, the worst first; and the sentence of each."""
+    parts, levels = [], [level for level in LEVELS if any(one.level == level for one in verdicts)]
+    for level in levels:
+        own = [facts for one, facts in zip(verdicts, found, strict=True) if one.level == level]
+        names = [message("runs.named", run=facts["letter"], name=cut(facts["name"], 24)) for facts in own]
+        parts.append(message(f"runs.verdict.{level}", n=len(own), runs=Names(names)))
+    each = [message("runs.of", run=facts["letter"], model=one.said) for one, facts in zip(verdicts, found, strict=True)]
+    return {"level": levels[0], "said": message("verdict.ill", found=Clauses(parts)), "each": each}
 
 
 def _row(run: StoredRun, facts: dict[str, Any], names: Sequence[str]) -> Row:
@@ -242,12 +288,8 @@ def _row(run: StoredRun, facts: dict[str, Any], names: Sequence[str]) -> Row:
         message("runs.live" if run.live else "runs.steps", first=first, last=last),
         len(run),
         message("runs.warnings", n=facts["warnings"], step=alarms[0][0]) if alarms else "0",
-        (number_said("entropy_nats", known[-1] if known else None), *_last_means(run, names)),
+        (
+            shown(known[-1] if known else None),
+            *(_cell(name, over_heads(run.reading.heads, name)) for name in names),
+        ),
     )
-
-
-def _last_means(run: StoredRun, names: Sequence[str]) -> Iterator[Message | str]:
-    heads = run.reading.heads
-    for name in names:
-        known = [value for head in heads if (value := getattr(head, name)) is not None]
-        yield number_said(name, sum(known) / len(known) if known else None)

@@ -16,7 +16,7 @@ function placeOf(run, step) {
   return shown.axis === "tokens" ? tokensAt(run, step) : step;
 }
 
-// The course of one head, of a site's mean, or of the mean over the sites that were sampled at the same steps.
+// The course of one head, of a site's mean or largest, or of that over the sites that were sampled at the same steps.
 function courseOf(run) {
   const sites = COURSES[run][DATA.statistics[shown.statistic].key];
   if (!sites) return null;
@@ -32,6 +32,7 @@ function courseOf(run) {
   return steps.map((step, at) => {
     const there = alike.filter(([site]) => site[1][at] !== null);
     const heads = there.reduce((sum, [, many]) => sum + many, 0);
+    if (DATA.statistics[shown.statistic].over === "largest") return [step, heads ? Math.max(...there.map(([site]) => site[1][at])) : null];
     return [step, heads ? there.reduce((sum, [site, many]) => sum + site[1][at] * many, 0) / heads : null];
   });
 }
@@ -83,8 +84,9 @@ function redrawAll() {
   fillChoices();
   const losses = DATA.runs.map(({ loss }) => loss && loss.steps.map((step, at) => [step, loss.mean[at]]));
   byId("loss-box").hidden = losses.every((one) => !one);
-  const { title, unit } = DATA.statistics[shown.statistic];
-  const place = shown.site < 0 ? text("runs.all") : siteName(shown.site) + (shown.head < 0 ? "" : text("runs.of_head", { head: shown.head }));
+  const { title, unit, over } = DATA.statistics[shown.statistic];
+  const site = shown.site < 0 ? text("runs.all") : siteName(shown.site);
+  const place = shown.head < 0 ? text("runs.place", { site, over: text(`runs.over.${over}`) }) : site + text("runs.of_head", { head: shown.head });
   const named = `${unit ? text("heads.named", { title, unit }) : say(title)}: ${place}`;
   byId("course-title").textContent = named;
   const courses = DATA.runs.map((_, at) => courseOf(at));
@@ -127,7 +129,7 @@ function fillChoices() {
   fillSelect("statistic", DATA.statistics.map(({ title }, at) => [at, say(title)]), shown.statistic);
   fillSelect("site", [[-1, text("runs.all")], ...DATA.sites.map((_, at) => [at, cut(siteName(at), 60)])], shown.site);
   const heads = shown.site < 0 || !DATA.single ? 0 : DATA.sites[shown.site][2];
-  fillSelect("head", [[-1, text("runs.mean")], ...Array.from({ length: heads }, (_, head) => [head, String(head)])], shown.head);
+  fillSelect("head", [[-1, text(`runs.over.${DATA.statistics[shown.statistic].over}`)], ...Array.from({ length: heads }, (_, head) => [head, String(head)])], shown.head);
   byId("head").disabled = !heads;
 }
 
