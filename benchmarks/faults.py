@@ -40,7 +40,7 @@ def main() -> None:
         lambda: killed(folder / "large", arguments.kills // 4, sites(16, 16), longest=1.0),
         lambda: data_loader_workers(folder / "workers", arguments.many),
     ):
-        found = apart(fault)
+        found = apart(fault)()
         failed |= not found.went_on
         read = "" if found.read is None else f"{found.read:,}"
         counts = f"{found.taken:,} | {found.written:,} | {found.dropped:,} | {read}"

@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow(why): only --all runs it, for this reason")
     config.addinivalue_line("markers", "quick(*words): by default only cases with one of these words in their ids")
     config.addinivalue_line("markers", "each: by default each value of its parameters stands in a case at least once")
+    config.addinivalue_line("markers", "turns(n): by default one in n of its cases, others in other tests of the table")
     config.addinivalue_line("markers", "grid: a pairwise cover of its parameters by default, all with --all")
     config.stash[HELD_BACK] = {}
     # The process that only hands cases out to workers loads no torch: it would take seconds, and no worker begin.

@@ -99,6 +99,7 @@ def test_the_backward_operator_has_a_true_schema_and_fake(variant: str):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.turns(3)
 def test_gradients_come_in_the_shape_and_type_of_their_tensors_and_only_where_needed(variant: str):
     call = arguments(**VARIANTS[variant]())
     output, state, key_mass = operator.attention(call)
@@ -153,6 +154,7 @@ def gradients(call: Problem, *results: int, zeros: bool = False) -> tuple[list[T
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "no value"])
+@pytest.mark.turns(3)
 def test_statistics_without_a_gradient_have_no_part_in_the_backward_pass(variant: str):
     call = arguments(**VARIANTS[variant]())
     whole, _ = gradients(call, 0, zeros=True)

@@ -155,6 +155,7 @@ def tolerance_of(backend: str) -> float:
 
 @with_normalizers(NORMALIZERS, quick=())
 @pytest.mark.quick("blocked", "native-softmax", "native-entmax15", "reference-softmax")
+@pytest.mark.turns(2)
 def test_tangents_of_output_and_statistics_are_differences_of_the_reference(backend: str, name: str):
     at, along = tensors(), tensors(seed=1)
     want = differences(attended("reference", name), at, along)
@@ -293,6 +294,7 @@ ORDERS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", ["softmax", "entmax15"])
 @pytest.mark.parametrize("backend", [*(name for name in BACKENDS if name != "triton"), "auto"])
 @pytest.mark.grid
+@pytest.mark.turns(2)
 def test_second_derivatives_with_forward_mode_are_the_hessian(backend: str, name: str, order: str):
     dtype = torch.float32 if backend == "auto" else type_of(backend)
     x = torch.randn(1, 1, 4, 3, dtype=dtype)
@@ -384,6 +386,7 @@ def test_offsets_of_documents_cannot_be_mapped(backend: str):
 
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize("backend", PRESENT)
+@pytest.mark.turns(2)
 def test_statistics_alone_have_tangents_and_are_mapped(backend: str, rows: int | None):
     dtype = type_of(backend)
 

@@ -27,6 +27,7 @@ def _ragged_blocks():
 
 @pytest.mark.hostile("blocked")
 @pytest.mark.parametrize(("case", "keys"), list(_ragged_blocks()))
+@pytest.mark.turns(2)
 def test_key_blocks_of_any_size_agree_on_ragged_shapes(case: cases.Case, keys: int, tiled):
     tiled(2, keys, 1 << 18)
     agreement.assert_agreement(case, "blocked")

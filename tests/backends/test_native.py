@@ -338,6 +338,7 @@ def test_a_forked_process_that_uses_one_thread_of_torch_attends():
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("temperature", [1e-30, 1e-10, 1e-5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.turns(3)
 def test_weights_in_backward_are_those_of_forward_however_large_scores_are(
     rows: int, temperature: float, dtype: torch.dtype
 ):
@@ -380,6 +381,7 @@ BAD = {
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("how", BAD)
+@pytest.mark.turns(3)
 def test_a_score_that_is_not_finite_spoils_its_row_alone(how: str, rows: int, masked: bool):
     """Of few rows every score is looked at, of many those of which one may be bad."""
     query, key, value = (torch.randn(1, 2, n, 16) for n in (rows, 64, 64))
@@ -463,6 +465,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [3, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.turns(3)
 def test_any_strides_equal_the_contiguous_copy(layout: str, rows: int, dtype: torch.dtype):
     tensors = [LAYOUTS[layout](torch.randn(2, 3, n, 32).to(dtype)) for n in (rows, 50, 50)]
     one, two = (attended("native", *given) for given in (tensors, [t.contiguous() for t in tensors]))

@@ -342,6 +342,7 @@ def everywhere() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("case", "normalizer", "number", "given"), list(everywhere()))
 @pytest.mark.each
+@pytest.mark.turns(2)
 def test_rows_agree_with_dense_float64(case: Case, normalizer: str, number: float, given: float | None):
     assert_agreement(case, normalizer, number, given)
 
@@ -445,6 +446,7 @@ def test_bad_rows_are_told_and_touch_no_other(normalizer: str):
 
 @pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", "entmax", "topk", "threshold"])
 @pytest.mark.parametrize("multiplier", [1e5, 1e30])
+@pytest.mark.turns(2)
 def test_weights_in_backward_are_those_of_forward_however_large_scores_are(normalizer: str, multiplier: float):
     query, key, value = (torch.randn(1, 2, n, 8) for n in (40, 9, 9))
     problem = Problem(
@@ -572,6 +574,7 @@ def shares(scores: Tensor, normalizer: str, number: float, bias: float | None) -
     ("normalizer", "number", "bias"), [("topk", 64.0, None), ("threshold", 1e-12, None), ("sigmoid", 0.0, 20.0)]
 )
 @pytest.mark.parametrize("gap", [3.0, 14.0, 20.0])
+@pytest.mark.turns(2)
 def test_a_row_that_is_nearly_one_hot_keeps_the_digits_of_what_is_left(
     normalizer: str, number: float, bias: float | None, gap: float
 ):

@@ -185,6 +185,7 @@ def test_the_support_of_entmax_is_that_of_float64(alpha: float):
 
 
 @pytest.mark.parametrize(("normalizer", "number"), NORMALIZERS)
+@pytest.mark.turns(3)
 def test_weights_of_rows_of_a_hundred_thousand(normalizer: str, number: float):
     scores = torch.stack([torch.randn(100_000), torch.zeros(100_000)])
     got = native_rows.weights(scores, normalizer, number)
@@ -248,6 +249,7 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype, normalizer: str, num
 
 @pytest.mark.parametrize(("normalizer", "number"), [pair for pair in NORMALIZERS if pair[1] < 100])
 @pytest.mark.parametrize("n", [1, 13, 200])
+@pytest.mark.turns(3)
 def test_gradients_agree_with_differences_of_the_definition(normalizer: str, number: float, n: int):
     """<gradient(w, g), u> against (<g, w(s + h u)> - <g, w(s - h u)>) / 2h in float64."""
     scores = torch.randn(6, n)
@@ -280,6 +282,7 @@ def test_equal_keys_are_not_below_their_own_share(n: int):
 @pytest.mark.parametrize(
     ("normalizer", "number"), [pair for pair in NORMALIZERS if pair[0] != "sigmoid" and pair[1] < 100]
 )
+@pytest.mark.turns(3)
 def test_a_gradient_at_a_key_without_weight_is_not_met(normalizer: str, number: float):
     scores = torch.randn(4, 30)
     scores[:, 3::4] = -torch.inf

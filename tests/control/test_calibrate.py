@@ -352,6 +352,7 @@ def temperatures_of(model: nn.Module) -> dict[str, tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.turns(2)
 def test_a_folded_model_gives_what_the_tempered_one_gives(name: str):
     model, batch = built(name)
     if name == "modernbert":  # in transformers 5.1 it takes its function from the registry in another way

@@ -34,6 +34,7 @@ def real_outputs(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "gpt-oss"])
 @torch.no_grad()
+@pytest.mark.turns(2)
 def test_softmax_changes_nothing_and_another_map_is_measured_and_taken_off(name: str) -> None:
     require_registry(TINY[name].model)
     model, batch = ready(name)

@@ -23,6 +23,7 @@ def largest(model: nn.Module, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", EXACT)
+@pytest.mark.turns(3)
 def test_logits_above_the_threshold_come_down_to_it_and_others_stay(name: str):
     model, batch = built(name)
     first = next(iter(largest(model, batch)))
@@ -213,6 +214,7 @@ def tokens() -> torch.Tensor:
 
 @pytest.mark.parametrize("options", [{}, {"packed": True}, {"tap": "layers.0"}], ids=["apart", "packed", "compiled"])
 @pytest.mark.parametrize("heads", [None, 4, {"layers": 4}, {"layers": 2, "layers.0": 4}])
+@pytest.mark.turns(3)
 def test_heads_that_no_attribute_tells_are_those_that_are_given_or_seen(options: Any, heads: Any):
     model = Holder(Plain(**options))
     runs: Any = torch.compile(model, backend="eager") if "tap" in options else model

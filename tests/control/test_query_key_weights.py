@@ -27,6 +27,7 @@ def logits(model: nn.Module, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", BUILD)
 @pytest.mark.parametrize("which", ["query", "key"])
 @pytest.mark.quick("key")
+@pytest.mark.turns(3)
 def test_scaling_the_rows_of_a_head_scales_its_logits_alone(name: str, which: str):
     model, batch = built(name)
     before = logits(model, batch)

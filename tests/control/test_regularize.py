@@ -92,6 +92,7 @@ def gradients(model: nn.Module, run: Callable[[], Tensor]) -> tuple[float, dict[
 
 @pytest.mark.parametrize("observe", ["replace", "beside"])
 @pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.turns(2)
 def test_gradients_are_those_of_dense_weights_with_and_without_checkpointing(name: str, observe: str):
     model, batch = llama()
     loss, wanted = expected(model, batch, name)

@@ -54,6 +54,7 @@ def moved(handle: SigmaReparam, model: nn.Module, seed: int = 0) -> None:
 @pytest.mark.parametrize("which", ["qk", "attention", "all"])
 @pytest.mark.parametrize("name", BUILD)
 @pytest.mark.quick("gpt2", "llama-qk", "bert-all", "MultiheadAttention-attention", "deepseek_v3-qk")
+@pytest.mark.turns(2)
 def test_every_layout_starts_as_it_was_and_comes_back_to_the_bit(name: str, which: str):
     model, batch = built(name)
     if name in TIED and which == "all":
@@ -78,6 +79,7 @@ def test_every_layout_starts_as_it_was_and_comes_back_to_the_bit(name: str, whic
 
 @pytest.mark.parametrize("name", BUILD)
 @pytest.mark.quick("gpt2", "llama", "bloom", "bert", "MultiheadAttention")
+@pytest.mark.turns(2)
 def test_each_part_has_the_norm_gamma_by_svd(name: str):
     model, batch = built(name)
     weights = linear_weights(model, "qk", None)

@@ -50,6 +50,7 @@ def output(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", [name for name in WITHIN_REACH if "Multihead" not in name])
+@pytest.mark.turns(2)
 def test_at_1_and_after_removal_the_bits_stay(name: str):
     model, batch = built(name)
     if name == "modernbert":
@@ -77,6 +78,7 @@ def test_nn_multihead_attention_keeps_its_bits_where_gradients_are_on(name: str)
 
 
 @pytest.mark.parametrize("name", [name for name in WITHIN_REACH if "deepseek" not in name])
+@pytest.mark.turns(2)
 def test_a_temperature_per_head_is_query_weights_divided_by_it(name: str):
     model, batch = built(name)
     if name == "modernbert":

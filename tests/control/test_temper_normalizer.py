@@ -62,6 +62,7 @@ GIVEN = [*REPLACED, ours.TopK(3), ours.Threshold(0.2), ours.Entmax(1.3), ours.Si
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
+@pytest.mark.turns(2)
 def test_the_model_attends_by_the_map_and_is_what_it_was_afterwards(given: Any):
     model, x = Attending(), torch.randn(2, 9, 16)
     before = model(x)

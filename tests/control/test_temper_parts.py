@@ -200,6 +200,7 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("later", [False, True])
+@pytest.mark.turns(2)
 def test_a_float64_model_has_float64_temperatures_whenever_it_became_one(kind: str, later: bool):
     model = small() if later else small().double()
     handle = attemper.temper(model, temperature=KINDS[kind]())

@@ -80,6 +80,7 @@ def test_one_weight_that_is_not_finite_is_a_fault_at_its_site(architecture, weig
         *(("output", "values"), ("attended", "weights"), ("change", "weights")),
     ],
 )
+@pytest.mark.turns(2)
 def test_one_number_of_a_stage_that_is_not_finite_is_a_fault(name: str, kind: str, number: float):
     a = clean("bert", False)
     b = _edited(a, 2, name, number)

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.each
 
 
 @pytest.mark.parametrize(**cases.by_name)
+@pytest.mark.turns(3)
 def test_dense_weights_reproduce_output_and_statistics(case: cases.Case):
     call = cases.tensors(case)
     names = tuple(

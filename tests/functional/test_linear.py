@@ -15,7 +15,7 @@ from attemper.errors import InputError
 from attemper.functional import LinearState, linear, linear_attention
 from tests.functional.linear_oracle import MAPS, assert_within, given, levels_where_asked, quadratic  # noqa: F401
 
-pytestmark = pytest.mark.each
+pytestmark = [pytest.mark.each, pytest.mark.turns(2)]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 few = settings(max_examples=25, deadline=None)

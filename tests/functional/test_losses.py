@@ -59,6 +59,7 @@ LOSSES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.turns(3)
 def test_it_and_its_gradients_are_those_of_dense_weights(name: str, backend: str):
     ours, theirs = LOSSES[name]
     leaves, stats, visible = measured(backend)

@@ -73,6 +73,7 @@ def test_softmax_rows_sum_to_one_and_empty_rows_to_zero(dtype: torch.dtype):
 
 @pytest.mark.parametrize("dim", [-1, -2, -3, -4, 0, 1, 2, 3])
 @pytest.mark.parametrize("name", OF_SCORES + OF_WEIGHTS)
+@pytest.mark.turns(2)
 def test_dim_says_where_the_keys_are_and_the_other_dimensions_stay_in_order(name: str, dim: int):
     tensor = torch.rand(2, 3, 4, 5, dtype=torch.float64)
     last = tensor.movedim(dim, -1)
@@ -192,6 +193,7 @@ SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.turns(2)
 def test_first_and_second_derivatives_are_right_under_masks(name: str, n: int, derivatives_agree: Callable[..., bool]):
     hidden = torch.zeros(3, n + 1, dtype=torch.bool)
     hidden[:, n] = True
@@ -215,6 +217,7 @@ def test_derivatives_with_respect_to_temperature_are_right(name: str, derivative
 
 
 @pytest.mark.parametrize("name", OF_SCORES + OF_WEIGHTS)
+@pytest.mark.turns(2)
 def test_an_empty_dimension_of_keys_or_of_rows_gives_zeros_or_nothing(name: str):
     function = getattr(F, name)
     result = function(torch.zeros(3, 0))

@@ -119,6 +119,7 @@ CALLS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.usefixtures("behind")
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.turns(2)
 def test_a_call_on_tensors_without_numbers_goes_through(name: str) -> None:
     assert CALLS[name]("meta").device.type == "meta"
 
@@ -127,6 +128,7 @@ def test_a_call_on_tensors_without_numbers_goes_through(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in CALLS if "sampled" in name or name in ("varlen_attention", "accumulated")]
 )
+@pytest.mark.turns(2)
 def test_a_call_reads_no_number_down_to_its_kernels(name: str) -> None:
     with Unread() as mode:
         found = CALLS[name]("cpu")

@@ -16,7 +16,7 @@ from attemper.call import row_operator
 from tests.laws.rows import rows
 from tests.support import row_oracle as oracle
 
-pytestmark = pytest.mark.each
+pytestmark = [pytest.mark.each, pytest.mark.turns(3)]
 
 
 class Named(NamedTuple):
@@ -397,6 +397,7 @@ ERRORS = {
 }  # fmt: skip
 
 
+@pytest.mark.turns(1)
 @pytest.mark.parametrize("what", ERRORS)
 def test_mistakes_are_told_with_what_was_expected_and_what_came(what: str):
     call, message = ERRORS[what]

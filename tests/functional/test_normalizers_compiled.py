@@ -15,7 +15,7 @@ from attemper import functional as F
 from attemper.call import row_operator
 from tests.functional.test_normalizers import NORMALIZERS, Named
 
-pytestmark = pytest.mark.each
+pytestmark = [pytest.mark.each, pytest.mark.turns(3)]
 
 GIVEN = {
     "sparsemax": (0.0, None),

@@ -11,7 +11,12 @@ from attemper import functional as F
 from tests.functional.test_normalizers import NORMALIZERS, Named
 from tests.support import row_oracle as oracle
 
-pytestmark = [pytest.mark.each, pytest.mark.hostile, pytest.mark.usefixtures("row_kernels", "poisoned_empty")]
+pytestmark = [
+    pytest.mark.each,
+    pytest.mark.turns(3),
+    pytest.mark.hostile,
+    pytest.mark.usefixtures("row_kernels", "poisoned_empty"),
+]
 SHIFTED = [name for name in NORMALIZERS if NORMALIZERS[name].shift]
 
 

@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", OPTIONS)
 @pytest.mark.parametrize("rows", [1, 5, 22])
+@pytest.mark.turns(2)
 def test_sampled_rows_read_as_they_do_among_all(what: str, rows: int, backend: str):
     query, key = tensors()
     names = ("all", *had(backend, ("mean_distance", "gini", "entropy_with_sink")))

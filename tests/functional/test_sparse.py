@@ -13,7 +13,7 @@ from torch import Tensor
 from attemper import functional as F
 from tests.support import row_oracle as oracle
 
-pytestmark = pytest.mark.each
+pytestmark = [pytest.mark.each, pytest.mark.turns(2)]
 
 ALPHAS = (1.0, 1.0 + 1e-5, 1.01, 1.25, 1.5, 1.75, 2.0, 2.5, 4.0)
 

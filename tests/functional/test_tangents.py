@@ -53,6 +53,7 @@ def direction() -> Tensor:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.turns(3)
 def test_tangents_are_differences(name: str):
     def function(x: Tensor) -> tuple[Tensor]:
         return (FUNCTIONS[name](x),)
@@ -81,6 +82,7 @@ def test_hessians_are_those_of_plain_autograd(name: str):
 
 
 @pytest.mark.parametrize("name", [name for name in MAPS if name != "sparsemax"])
+@pytest.mark.turns(2)
 def test_the_tangent_of_a_map_is_on_the_graph(name: str):
     x, way = scores().requires_grad_(), direction()
     _, plain = torch.autograd.functional.jvp(MAPS[name], x, way, create_graph=True)

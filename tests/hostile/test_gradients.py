@@ -38,6 +38,7 @@ BEYOND = ("[65504, -65504] in float16", "[1e38, -1e38]")
 
 @pytest.mark.parametrize("through", ["bias", "products"])
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.turns(2)
 def test_gradients_of_every_statistic_of_extreme_rows_are_finite(row: str, through: str, backend: str):
     scores = ROWS[row]
     hidden = torch.isinf(scores)
@@ -82,6 +83,7 @@ MEASURES = {
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.turns(2)
 def test_first_and_second_derivatives_of_measures_of_extreme_rows_are_finite(measure: str, row: str):
     scores = ROWS[row].clone().requires_grad_()
     (first,) = torch.autograd.grad(MEASURES[measure](scores).sum(), scores, create_graph=True)

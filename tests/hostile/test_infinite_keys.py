@@ -23,6 +23,7 @@ NORMALIZERS: dict[str, Any] = {
 @pytest.mark.parametrize("infinite", [5, 2], ids=["every score", "some scores"])
 @pytest.mark.parametrize("rows", [3, 20])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.turns(2)
 def test_scores_of_minus_infinity_are_no_mask(normalizer: str, rows: int, infinite: int, backend: str):
     """Softmax leaves such keys out as long as it has others, but on Triton; what else is computed of the row is NaN,
     gradients too.
@@ -53,6 +54,7 @@ def test_scores_of_minus_infinity_are_no_mask(normalizer: str, rows: int, infini
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("keys", [5, 33])
+@pytest.mark.turns(2)
 def test_a_row_of_minus_infinity_touches_no_other(normalizer: str, keys: int, backend: str):
     """Causal: the first row sees the infinite key alone, and the others hide it by their bias."""
     query, value = (-torch.ones(1, 1, keys, 16)).requires_grad_(), torch.randn(1, 1, keys, 16)
@@ -72,6 +74,7 @@ def test_a_row_of_minus_infinity_touches_no_other(normalizer: str, keys: int, ba
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.turns(2)
 def test_a_value_that_is_no_number_shows_in_every_row_that_sees_its_key(normalizer: str, number: float, backend: str):
     """Also where its weight is exactly 0, as sparse normalizers give it; statistics do not read values."""
     query, key, value = 4 * torch.randn(1, 4, 40, 16), torch.randn(1, 2, 40, 16), torch.randn(1, 2, 40, 8)

@@ -66,6 +66,7 @@ def assert_signs_are_read(backend: str, places: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.turns(2)
 def test_a_tensor_that_is_negated_lazily_is_read_with_its_sign(place: str, backend: str):
     assert_signs_are_read(backend, (place,))
 
@@ -76,6 +77,7 @@ def test_all_tensors_together_are_read_with_their_signs(backend: str):
 
 @pytest.mark.parametrize("place", [place for place in PLACES if place != "temperature"])
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.turns(2)
 def test_zeros_that_have_no_memory_are_zeros(place: str, backend: str):
     given = tensors()
     shape = given[place].shape
@@ -118,6 +120,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.turns(2)
 def test_functions_on_scores_read_the_sign(name: str):
     scores = torch.randn(4, 7)
     above = torch.randn(FUNCTIONS[name](scores).shape)

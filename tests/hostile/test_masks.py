@@ -37,6 +37,7 @@ ROW_MASKS = {
 
 @pytest.mark.parametrize("softcap", [None, 5.0], ids=["", "softcap"])
 @pytest.mark.parametrize("kind", ROW_MASKS)
+@pytest.mark.turns(2)
 def test_a_row_with_no_visible_key_has_zero_output_and_zero_gradient(kind: str, softcap: float | None, backend: str):
     row = 2
     seen = torch.rand(1, 1, Q, K) < 0.7
@@ -96,6 +97,7 @@ BIASES = {
 
 @pytest.mark.parametrize("softcap", [None, 15.0], ids=["", "softcap"])
 @pytest.mark.parametrize("name", BIASES)
+@pytest.mark.turns(2)
 def test_finfo_min_is_a_mask_and_minus_1e4_is_a_bias(name: str, softcap: float | None, backend: str):
     number, hides = BIASES[name]
     query, key, value = tensors()

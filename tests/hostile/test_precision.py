@@ -39,6 +39,7 @@ OFFSETS = [0.0, 1e2, 1e4, 1e5, -2e4, -1e5]
 
 @pytest.mark.parametrize("block", [5, 2048])
 @pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.turns(2)
 def test_an_offset_of_all_scores_costs_no_digits(offset: float, block: int, backend: str, tiled):
     tiled(4, block, 1 << 18)
     # The rounding of s + c is not ours: the oracle takes the rounded scores.
@@ -52,6 +53,7 @@ def test_an_offset_of_all_scores_costs_no_digits(offset: float, block: int, back
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.turns(2)
 def test_an_offset_costs_the_measures_no_digits(offset: float):
     scores = torch.randn(12, 40) * 2 + offset
     error = np.abs(oracle.numbers(F.entropy(scores)) - exact(scores)["entropy"][0, 0]).max()
@@ -93,6 +95,7 @@ GAPS = [5.0, 10.0, 15.0, 20.0, 50.0, 1000.0]
 @pytest.mark.parametrize("block", [1, 32, 2048])
 @pytest.mark.parametrize("place", [0, 500, 1023])
 @pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.turns(2)
 def test_one_key_far_above_the_rest_leaves_a_small_true_entropy(
     gap: float, place: int, block: int, backend: str, tiled
 ):
@@ -110,6 +113,7 @@ def test_one_key_far_above_the_rest_leaves_a_small_true_entropy(
 
 
 @pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.turns(2)
 def test_one_score_far_above_the_rest_leaves_a_small_true_entropy_in_the_measures(gap: float):
     scores = torch.cat([torch.zeros(1), torch.full((1023,), -gap)])
     entropy, want = F.entropy(scores).double().item(), oracle.precise_entropy(scores.tolist())
@@ -183,6 +187,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.turns(2)
 def test_a_setting_of_the_process_changes_no_statistic_and_stays_as_it_was(setting: str, backend: str):
     query, key, value = (torch.randn(1, 4, 64, 32) * 2 for _ in range(3))
     sink, temperature = torch.randn(4), torch.rand(4, 1) + 0.5

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.each, pytest.mark.hostile, pytest.mark.usefixtures("po
 
 
 @pytest.mark.parametrize("empty", ["B", "H", "Q", "K", "D", "E", "B and K", "Q and K"])
+@pytest.mark.turns(2)
 def test_an_empty_dimension_gives_empty_results_and_gradients(empty: str, backend: str):
     size = {
         name: 0 if name in empty.split(" and ") else n for name, n in zip("BHQKDE", (2, 3, 4, 5, 6, 7), strict=True)
@@ -74,6 +75,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.quick("reference", "blocked", "native", "triton-expanded", "triton-size 1")
+@pytest.mark.turns(2)
 def test_a_memory_layout_changes_neither_results_nor_gradients(layout: str, backend: str, tiled):
     tiled(2, 4, 40)
     make, (batch, heads) = LAYOUTS[layout]

@@ -94,6 +94,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PARTS)
+@pytest.mark.turns(3)
 def test_a_tempered_model_comes_back_with_what_stood_at_its_sites(name: str, tmp_path: Path, full_size: bool):
     model = llama()
     plain = logits(model)

@@ -70,6 +70,7 @@ HOSTILE: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.turns(2)
 def test_a_hostile_description_is_told_and_runs_nothing(name: str, tmp_path: Path):
     path = saved(tmp_path)
     change, message = HOSTILE[name]

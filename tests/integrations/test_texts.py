@@ -63,6 +63,7 @@ def test_the_digest_is_of_the_texts_and_not_of_their_files(tmp_path: Path):
 
 @pytest.mark.parametrize("many", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 7])
 @pytest.mark.parametrize("of", [1, 2, 3, 8])
+@pytest.mark.turns(3)
 def test_shards_are_whole_blocks_and_together_all_texts(many: int, of: int, tmp_path: Path):
     every = [f"text {n}" for n in range(many)]
     source = Texts(write(tmp_path / "a.txt", "\n".join(every)))

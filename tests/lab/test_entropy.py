@@ -64,6 +64,7 @@ def test_long_random_rows_stay_half_a_nat_below_log_n(seed: int, experiment: Run
 
 @pytest.mark.parametrize("eps", EPSILONS)
 @pytest.mark.parametrize("n", COUNTS)
+@pytest.mark.turns(4)
 def test_an_eps_takes_log_of_1_plus_n_eps(n: int, eps: float):
     assert eps_bias(n, eps) == pytest.approx(math.log1p(n * eps), rel=1e-9, abs=1e-13)
 

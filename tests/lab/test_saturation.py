@@ -39,6 +39,7 @@ def test_the_tables_hold_the_printed_numbers_in_all_their_digits(result):
 
 
 @pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.turns(2)
 def test_the_spectral_norm_of_two_keys_is_2_p_times_1_minus_p(gap: float):
     frobenius, spectral = jacobian_norms(torch.tensor([gap, 0.0], dtype=torch.float64))
     want = 2 * math.exp(-gap) / (1 + math.exp(-gap)) ** 2

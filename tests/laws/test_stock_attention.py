@@ -30,6 +30,7 @@ def tensors(what: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("what", OPTIONS)
+@pytest.mark.turns(2)
 def test_the_output_and_its_gradients_are_those_of_pytorch(what: str, backend: str):
     skip_without(backend, "float64")
     leaves = tensors(what)
@@ -42,6 +43,7 @@ def test_the_output_and_its_gradients_are_those_of_pytorch(what: str, backend: s
 
 
 @pytest.mark.parametrize("what", OPTIONS)
+@pytest.mark.turns(2)
 def test_entropy_and_its_gradients_follow_from_stock_attention_over_the_keys(what: str, backend: str):
     skip_without(backend, "float64")
     query, key, _ = tensors(what)

@@ -184,6 +184,7 @@ def every_layer() -> dict[str, nn.Module]:
 
 
 @pytest.mark.parametrize("name", every_layer())
+@pytest.mark.turns(2)
 def test_a_tap_and_the_attention_beside_it_are_one_site_under_the_taps_name(name: str) -> None:
     model = Model(every_layer()[name])
     scan = watched(model, batch(), batch())

@@ -36,6 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("heads", [slice(0, 2), slice(3, 4), slice(None)], ids=["a group", "one", "all"])
+@pytest.mark.turns(3)
 def test_weights_are_those_of_the_specification(name: str, heads: slice) -> None:
     torch.manual_seed(1)
     query, key = 3 * torch.randn(BATCH, HEADS, ROWS, SIZE), torch.randn(BATCH, GROUPS, KEYS, SIZE)

@@ -250,6 +250,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.turns(2)
 def test_what_may_wait_for_the_end_of_a_pass_gets_it(change: str, llama: Any, ended: list[int]) -> None:
     attemper.scan(llama, texts(12, 12))
     assert len(ended) == 1
@@ -478,6 +479,7 @@ ODD: dict[str, tuple[Callable[..., Tensor], list[Tensor], int, int]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
+@pytest.mark.turns(2)
 def test_attention_in_odd_ways_is_read_as_in_whole_passes(name: str, odd: Callable[..., Odd], ended: list[int]) -> None:
     way, batches, early, sites = ODD[name]
     scan = check_same(odd(way), batches)

@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("included", [None, REAL, EACH], ids=["all", "real", "each"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.turns(3)
 def test_readings_are_those_of_the_statistics(
     case: str, included: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

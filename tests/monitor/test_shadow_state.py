@@ -280,6 +280,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[A
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.turns(2)
 def test_whatever_holds_what_a_forward_changes_it_is_put_back(name: str) -> None:
     make, change, state = CHANGES[name]
 
@@ -483,6 +484,7 @@ WRITES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("writes", WRITES)
+@pytest.mark.turns(2)
 def test_a_forward_that_writes_parameters_is_read_and_trains_as_without_a_watch(writes: str) -> None:
     left = []
     for watched in (False, True):

@@ -78,6 +78,7 @@ def test_every_statistic_is_reported_or_of_rows_or_refused(name: str, read: Call
 
 @pytest.mark.parametrize("backend", ["blocked", *NATIVE, "auto"])
 @pytest.mark.parametrize("name", REPORTED)
+@pytest.mark.turns(2)
 def test_a_reading_is_the_mean_over_the_rows_of_all_batches(name: str, backend: str) -> None:
     backend = "auto" if backend in NATIVE and name not in had(backend, REPORTED) else backend
     scan = scanned(name, backend=backend)

@@ -16,7 +16,7 @@ import attemper
 from tests.monitor.tiny_models import GROUPED, T5, TEXT, TINY, from_config
 
 Batch = dict[str, Any]
-STEPS, AT = 14, 8
+STEPS, AT = 8, 6
 """Steps of a run, and the one from which on a fault is there."""
 MASKS = ("visible_keys", "leak")
 
@@ -125,7 +125,7 @@ def written(step: int) -> Batch:
 
 FAULTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Callable[[Any], None], float]] = {
     "causality": (llama, of_length(32), lose_causality, 15.5),
-    "causality, in batches of other lengths": (llama, lambda step: {"input_ids": ids(20 + step)}, lose_causality, 13.5),
+    "causality, in batches of other lengths": (llama, lambda step: {"input_ids": ids(22 + step)}, lose_causality, 13.5),
     "window": (TINY["mistral"].build, of_length(32), lose_window, 16.5 - (21 + 26 * 7) / 32),
     "mask": (llama, lambda step: padded(32, [32, 20]), lose_mask, float("nan")),
     "padding": (
@@ -263,6 +263,7 @@ def _checkpointed(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.quick("lengths", "left padding", "packing]", "window]", "chunks", "decoder]", "prefix", "own")
 def test_batches_of_other_lengths_padding_and_documents_do_not_ring(name: str):
     torch.manual_seed(0)
     model, batches = HEALTHY[name]

@@ -61,6 +61,7 @@ def watched(model: Any, batch: dict[str, Tensor], kind: str, observe: str) -> li
 @pytest.mark.parametrize(
     ("name", "implementation"), [(name, way) for name in DECODERS for way in TINY[name].implementations]
 )
+@pytest.mark.turns(2)
 def test_every_call_of_a_decoding_model_reads_as_its_eager_weights(
     name: str, implementation: str, kind: str, padding: str | None, observe: str, seen: Callable[..., None]
 ) -> None:

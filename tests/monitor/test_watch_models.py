@@ -60,6 +60,7 @@ def watched_error(model: Any, tiny: Tiny, batch: dict[str, Tensor], implementati
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
 @pytest.mark.quick("sdpa-left", "gpt-oss-eager-left", "gemma2-eager-left", "t5-eager-left")
+@pytest.mark.turns(2)
 def test_watched_entropies_are_those_of_eager_weights(
     name: str, implementation: str, padding: str | None, seen: Callable[..., None]
 ) -> None:
@@ -72,6 +73,7 @@ def test_watched_entropies_are_those_of_eager_weights(
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.quick("left", "llama")
+@pytest.mark.turns(2)
 def test_scan_agrees_with_eager_weights_on_every_site(
     name: str, padding: str | None, seen: Callable[..., None]
 ) -> None:
@@ -151,6 +153,7 @@ def test_training_steps_with_dropout_are_bit_identical(
     "BART-sdpa-left",
     "CLIP-sdpa-left",
 )
+@pytest.mark.turns(2)
 def test_every_module_that_returns_eager_weights_is_seen_under_its_own_name(
     name: str, implementation: str, padding: str | None, seen: Callable[..., None]
 ) -> None:

@@ -23,6 +23,7 @@ by_module = {"argnames": "module", "argvalues": MODULES, "ids": str}
 
 
 @pytest.mark.parametrize(**by_module)
+@pytest.mark.turns(2)
 def test_on_scores_and_inside_attention_it_is_one_normalizer(module: nn.Normalizer):
     layer, x = nn.MultiheadAttention(32, 4, batch_first=True, normalizer=module), torch.randn(2, 7, 32)
     _, weights = layer(x, x, x, is_causal=True, average_attn_weights=False)

@@ -45,6 +45,7 @@ def called(module: Any, query: Tensor, hidden: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.turns(2)
 def test_attention_divides_the_scores_by_it(name: str, backend: str):
     query, key, value = tensors()
     hidden = torch.randn(B, Q, WIDTH)

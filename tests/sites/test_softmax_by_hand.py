@@ -50,6 +50,7 @@ def entropies(scan: attemper.Scan) -> Tensor:
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", SEEN)
 @pytest.mark.quick("-False", "einsum-True")
+@pytest.mark.turns(3)
 def test_attention_by_hand_is_read_exactly(name: str, inference: bool, seen: Callable[..., None]) -> None:
     model, x = Attention(SEEN[name]), torch.randn(3, 12, 32)
     with torch.inference_mode(inference):
@@ -122,6 +123,7 @@ def test_without_version_counters_scores_are_read_from_a_copy() -> None:
 @pytest.mark.parametrize("tokens", [SIZE, 1, 2])
 @pytest.mark.parametrize("name", SEEN)
 @pytest.mark.quick("-8", "einsum-")
+@pytest.mark.turns(3)
 def test_sizes_that_coincide_change_nothing(name: str, tokens: int) -> None:
     model, x = Attention(SEEN[name]), torch.randn(4, tokens, 32)
     with attemper.watch(model) as watch:

@@ -132,6 +132,7 @@ def measured(scan: attemper.Scan) -> list[Tensor]:
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.quick("left")
+@pytest.mark.turns(2)
 def test_entropies_are_those_of_the_weights_that_the_model_returns(
     name: str, padding: str | None, seen: Callable[..., None]
 ) -> None:

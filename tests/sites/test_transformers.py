@@ -37,6 +37,7 @@ def test_both_the_attention_and_its_mask_are_registered() -> None:
 
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.turns(3)
 def test_a_model_set_to_attemper_gives_the_outputs_of_the_attention_it_stands_for(name: str, padding: str) -> None:
     tiny = TINY[name]
     model = sharpened(tiny.build())

@@ -53,6 +53,7 @@ def expected_and_scan(model: Any, batch: dict[str, Tensor]) -> tuple[dict[str, l
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("name", [name for name in TINY if name != "t5"])
 @pytest.mark.quick("left", "llama")
+@pytest.mark.turns(2)
 def test_flash_attention_is_read_with_padding_windows_softcap_and_sinks(
     name: str, padding: str | None, seen: Callable[..., None]
 ) -> None:

@@ -313,6 +313,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.turns(2)
 def test_sdpa_is_read_in_every_shape_that_models_give_it(name: str, by_keyword: bool) -> None:
     query, key = (torch.randn(shape) for shape in SHAPES[name])
 

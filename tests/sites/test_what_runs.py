@@ -173,6 +173,7 @@ def entropies(weights: Tensor, rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", masks(False))
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.turns(2)
 def test_what_is_read_is_what_the_implementation_that_runs_does_with_its_mask(
     name: str, implementation: str, kind: str
 ) -> None:

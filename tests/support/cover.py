@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations, product
+from zlib import crc32
 
 import pytest
 
 Row = tuple[Hashable, ...]
+FEW_CASES = 3
+"""A table of no more is no table: all of it stays."""
 GRID = "beyond the pairwise cover of its parameters"
 EACH = "beyond each value of its parameters"
+TURNS = "of a table that other tests have by default"
 FEW = "more of what a few cases show by default"
 HELD_BACK = pytest.StashKey[dict[str, int]]()
 """How many cases a run holds back, by reason."""
@@ -54,6 +58,11 @@ def each_value(rows: Sequence[Row]) -> list[int]:
     return sorted(picked)
 
 
+def in_turn(name: str, cases: int, one_in: int) -> range:
+    """Places of one case in so many; the name says where they begin, so that tests of one table take others of it."""
+    return range(crc32(name.encode()) % min(one_in, cases), cases, one_in)
+
+
 def _pairs(row: Row) -> set[Row]:
     """Pairs of values with their axes; a row of one value is all that it has to show."""
     places = combinations(enumerate(row), 2) if len(row) > 1 else [((0, part),) for part in row]
@@ -61,7 +70,7 @@ def _pairs(row: Row) -> set[Row]:
 
 
 def held_back(items: Iterable[pytest.Item]) -> dict[pytest.Item, str]:
-    """What only ``--all`` runs, and why: slow cases, and those beyond what a grid or each value needs."""
+    """What only ``--all`` runs, and why: slow cases, and those beyond a grid, each value or a turn."""
     reasons: dict[pytest.Item, str] = {}
     grids: dict[tuple[str, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
@@ -76,6 +85,16 @@ def held_back(items: Iterable[pytest.Item]) -> dict[pytest.Item, str]:
         choose, why = (each_value, EACH) if name == "each" else (chosen, GRID)
         kept = {grid[place] for place in choose([_row(item) for item in grid])}
         reasons |= {item: why for item in grid if item not in kept}
+    turns: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item not in reasons and item.get_closest_marker("turns"):
+            turns[item.nodeid.partition("[")[0]].append(item)
+    for name, table in turns.items():
+        if len(table) <= FEW_CASES:
+            continue
+        (one_in,) = table[0].get_closest_marker("turns").args  # pyright: ignore[reportOptionalMemberAccess]
+        kept = {table[place] for place in in_turn(name, len(table), one_in)}
+        reasons |= {item: TURNS for item in table if item not in kept}
     return reasons
 
 

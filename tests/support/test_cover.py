@@ -14,7 +14,7 @@ import pytest
 from tests.backends import test_normalizers as rowwise
 from tests.support import cases
 from tests.support.calls import PRESENT
-from tests.support.cover import chosen, cover, each_value
+from tests.support.cover import chosen, cover, each_value, in_turn
 
 ROOT = Path(__file__).parents[2]
 SOFTMAX, ROWWISE = "tests/functional/test_attention.py", "tests/backends/test_normalizers.py"
@@ -56,6 +56,13 @@ def test_each_value_stands_once_at_least_and_none_much_oftener_than_the_others()
     assert len(kept) == 12
     for axis, most in enumerate((3, 1, 6)):
         assert Counter(row[axis] for row in kept) == {row[axis]: most for row in rows}
+
+
+def test_tests_of_one_table_take_turns_and_none_is_left_without_a_case():
+    for many, one_in in product((1, 2, 15), (1, 3, 5)):
+        taken = [in_turn(f"test_{number}", many, one_in) for number in range(40)]
+        assert set().union(*taken) == set(range(many))
+        assert {len(one) for one in taken} <= {max(1, many // one_in), -(-many // one_in)}
 
 
 @pytest.mark.slow("it collects the tests once more")
