@@ -152,7 +152,8 @@ def test_a_line_says_how_many_heads_differ_where_most_and_what_it_does_not_cover
     assert first is not None
     other = changed(changed(one, 0, 1, max_logit=first + 80), 1, 0, max_logit=None)
     told = compare(one, other).summary("max_logit")
-    assert told.startswith("2 of 8 heads differ beyond rounding; mean largest logit ")
+    begins = "the first is head 1 of layer 0, and 1 in a later layer may follow from it"
+    assert told.startswith(f"2 of 8 heads differ beyond rounding; {begins}; mean largest logit ")
     place = "in model.layers.0.self_attn, head 1"
     assert f"largest change 80 {place}: {first:.4g} -> {first + 80:.4g}; " in told
     assert "1 head has a number on one side only" in told

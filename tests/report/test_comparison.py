@@ -6,12 +6,14 @@ import html as markup
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attemper import InputError, compare
 from attemper.readings.reading import Reading
-from attemper.report.comparison import MOST_ROWS, comparison_page
+from attemper.report.comparison import MOST_ROWS, comparison_page, summary
+from attemper.report.texts import say
 from attemper.results.comparison import STATISTICS, Comparison
 from attemper.text import clean
 from tests.report import readings
@@ -49,6 +51,48 @@ def test_every_number_is_on_the_page_with_all_its_digits():
             known = head.change(name)
             assert float(size) == (abs(known) if known is not None else float("inf"))
     assert 'value="0.30000000000000004"' in html
+
+
+def moved(*places: tuple[int, int], layers: int = 3) -> dict[str, Any]:
+    """A comparison of two scans of one text, of whose heads those at (layer, head) differ beyond the floor."""
+    sites = [readings.site(f"layers.{layer}.attn") for layer in range(layers)]
+    after = [
+        replace(one, heads=tuple(replace(h, max_logit=99.0) if (at, h.head) in places else h for h in one.heads))
+        for at, one in enumerate(sites)
+    ]
+    document = compare(readings.reading(*sites), readings.reading(*after)).to_dict()
+    for head in document["heads"]:
+        head["max_logit"]["floor"] = 0.5
+    return document | {"judged": len(document["heads"]), "beyond": len(places), "texts": "same"}
+
+
+def test_the_first_head_that_differs_is_named_and_later_ones_may_follow_from_it():
+    follows = " may follow from it; mean "
+    said = say(summary(moved((1, 2), (2, 0), (2, 3)), "max_logit"))
+    assert (
+        f"3 of 12 heads differ beyond rounding; the first is head 2 of layer 1, and 2 in later layers{follows}" in said
+    )
+    said = say(summary(moved((0, 1), (0, 2), (2, 3)), "max_logit"))
+    assert f"; the first are 2 heads of layer 0, and 1 in a later layer{follows}" in said
+    chinese = say(summary(moved((1, 2), (2, 0)), "max_logit"), "zh")
+    assert "；最先的是第 1 层第 2 头，后面各层的 1 个可能由此而来；" in chinese
+
+
+def test_a_page_with_heads_beyond_rounding_says_how_to_find_the_cause():
+    advice = "call attemper.explain(a, b)"
+    assert advice in shown_text(comparison_page(moved((1, 2))))
+    for document in (moved(), moved((1, 2)) | {"texts": "other"}):
+        given = document | {"tokens": {"before": 1, "after": 2}}
+        assert advice not in shown_text(comparison_page(given))
+
+
+def test_what_others_follow_from_is_said_only_as_far_as_the_numbers_go():
+    """Not of one layer alone, of heads that all differ from the first layer on, of other texts, nor of two stacks."""
+    everything = [(layer, head) for layer in range(3) for head in range(4)]
+    alone, others = moved((1, 2), (1, 3)), moved((1, 2), (2, 0))
+    two = compare(readings.encoder_decoder(), changed(readings.encoder_decoder(), 0, max_logit=1e3))
+    for document in (alone, moved(*everything), others | {"texts": "other"}, two.to_dict()):
+        assert "may follow" not in say(summary(document, "max_logit"))
 
 
 def test_names_and_the_summary_are_escaped():

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from attemper import __version__
 from attemper.files import write_whole
+from attemper.readings.labels import pattern_of
 from attemper.report.document import Quantity, mode_of, number_said, quantity, scale_of
 from attemper.report.page import asset, policy, script_of, templates
 from attemper.report.picture import Weights, paired_pictures, pairs
@@ -121,6 +122,7 @@ def comparison_page(
             before=clean(document["before"]),
             after=clean(document["after"]),
             summary=summary(document, keys[0] if keys else ""),
+            advised=document["beyond"] > 0 and document["texts"] != "other" and runs is None,
             facts=side_lines(document),
             heads=len(heads),
             sites=len({(head["site"], head["kind"], head["mode"]) for head in heads}),
@@ -170,6 +172,7 @@ def summary(document: Mapping[str, Any], key: str) -> Message:
     return message(
         "compared.said",
         count=_count_said(document),
+        first=_first_said(document),
         mean=_mean_said(key, heads) if any(head[key]["change"] is not None for head in heads) else "",
         lost=message("compared.lost", n=lost) if lost else "",
         alone=message("compared.alone", n=alone) if alone else "",
@@ -193,6 +196,35 @@ def _count_said(document: Mapping[str, Any]) -> Message:
     said = message("compared.beyond", heads=message("count.heads", n=judged), n=document["beyond"], floor=floor)
     left = len(heads) - judged
     return message("compared.not_judged", said=said, n=left) if left else said
+
+
+def _first_said(document: Mapping[str, Any]) -> Message | str:
+    """Where differences begin. Later layers read what it gives and may differ for that alone: said where an earlier
+    layer, or a head beside it, does not differ, and all of it is one stack that read one text.
+    """
+    judged = [head for head in document["heads"] if any(head[key].get("floor") is not None for key in _keys(head))]
+    moved = [head for head in judged if any(_is_beyond(head[key]) for key in _keys(head))]
+    stacks = {(pattern_of(head["site"]), head.get("layer") is None) for head in document["heads"]}
+    if not moved or document["texts"] == "other" or len(stacks) != 1 or stacks.pop()[1]:
+        return ""
+    layer = min(head["layer"] for head in moved)
+    here = [head for head in moved if head["layer"] == layer]
+    later = len(moved) - len(here)
+    if not later or len(here) == sum(head["layer"] <= layer for head in judged):
+        return ""
+    said = message("compared.first", n=len(here), layer=layer, head=here[0]["head"])
+    return message("compared.later", first=said, n=later)
+
+
+def _is_beyond(value: Mapping[str, Any]) -> bool:
+    floor, size = value.get("floor"), _size(value)
+    return floor is not None and (size is None or size > floor)
+
+
+def _size(value: Mapping[str, Any]) -> float | None:
+    """How much a number changed; None where it came or went."""
+    change = value["change"]
+    return abs(change) if change is not None else 0.0 if value["before"] is value["after"] else None
 
 
 def _unknown_said(document: Mapping[str, Any]) -> Message | str:
@@ -276,8 +308,7 @@ def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
 
 def _cell(key: str, value: Mapping[str, float | None]) -> Cell:
     before, after, change, floor = value["before"], value["after"], value["change"], value.get("floor")
-    scale = scale_of(key)
-    size = abs(change) if change is not None else 0.0 if before is after else None
+    scale, size = scale_of(key), _size(value)
     sign = "+" if change is not None and change > 0 else ""
     return Cell(
         exact_before=_exact(before),
@@ -288,7 +319,7 @@ def _cell(key: str, value: Mapping[str, float | None]) -> Cell:
         change=sign + number(None if change is None else scale * change, 3),
         size="Infinity" if size is None else repr(size),
         floor="" if floor is None else number(scale * floor, 2),
-        level="" if floor is None else "beyond" if size is None or size > floor else "within",
+        level="" if floor is None else "beyond" if _is_beyond(value) else "within",
     )
 
 
