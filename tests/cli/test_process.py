@@ -210,7 +210,9 @@ except SystemExit:
         ("attemper", ["torch", "profiler"], ["goes on"]),
         ("mine.py", ["torch"], ["goes on"]),
     ],
+    ids=["the command", "no torch", "a profiler", "a script"],
 )
+@pytest.mark.quick("the command", "a script")
 def test_only_the_program_ends_at_once_after_threads_and_atexit(
     name: str, given: list[str], more: list[str], tmp_path: Path
 ):

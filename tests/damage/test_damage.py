@@ -16,7 +16,7 @@ from tests.damage.files import FILES, read_run, run, scan_json
 from tests.damage.mutations import mutate
 
 RUNS, OTHERS = 2000, 4000
-SOME_RUNS, SOME_OTHERS = 16, 96
+SOME_RUNS, SOME_OTHERS = 8, 64
 """Cases of a default run; ``--all`` has all."""
 
 

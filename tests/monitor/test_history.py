@@ -99,7 +99,7 @@ def test_the_history_holds_what_the_table_showed_at_each_step(tmp_path: Path) ->
 
 
 def test_a_history_in_memory_is_that_of_a_store(tmp_path: Path, full_size: bool) -> None:
-    steps = range(140 if full_size else 40)  # more samples than one block has, or fewer
+    steps = range(140 if full_size else 12)  # more samples than one block has, or fewer
     stored = run(steps, store=tmp_path / "run")
     same(run(steps).run, stored.run)
     same(attemper.open(tmp_path / "run"), stored.run)

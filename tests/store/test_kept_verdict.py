@@ -30,7 +30,10 @@ from attemper.store.writer import open_writer
 from tests.support.runs import collapsing, in_turns, of_site, restless, with_gaps
 
 FILE = "fragment-0.sqlite"
-TAKEN = tuple(restless(450, 1))
+
+
+def part(first: int, last: int) -> list[Sample]:
+    return list(restless(last, 1))[first:]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -79,7 +82,7 @@ def session(folder: Path, taken: Iterable[Sample], *, killed: bool = False, rank
 def judged(soon: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 200 samples that was judged to its end."""
     folder = tmp_path_factory.mktemp("judged") / "a"
-    session(folder, TAKEN[:200])
+    session(folder, part(0, 200))
     return folder
 
 
@@ -127,25 +130,32 @@ def without(folder: Path) -> Path:
     return copy
 
 
+KINDS = (
+    "whole", "with gaps", "collapsing", "short", "interrupted", "continued", "resumed and went back",
+    "went back to the beginning", "went back in one process", "turns",
+)  # fmt: skip
+
+
 def sessions(seed: int) -> dict[str, list[tuple[Sequence[Sample], bool]]]:
     """Name -> what processes wrote one after another, and whether each was killed."""
     taken = list(restless(400, seed))
     gaps = list(with_gaps(taken, seed))
-    return {
-        "whole": [(taken, False)],
-        "with gaps": [(gaps, False)],
-        "collapsing": [(list(collapsing(400)), False)],
-        "short": [(gaps[:60], False)],
-        "interrupted": [(gaps[:379], True)],
-        "continued": [(gaps[:150], False), (gaps[150:290], True), (gaps[290:], False)],
-        "resumed and went back": [(gaps[:150], False), (gaps[110:270], False), (gaps[240:], True)],
-        "went back to the beginning": [(gaps[:300], False), (gaps[:260], False)],
-        "went back in one process": [([*gaps[:280], *gaps[240:330], *gaps[320:]], False)],
-        "turns": [(list(in_turns(taken[:260])), False), (list(in_turns(taken[250:])), False)],
-    }
+    found = (
+        [(taken, False)],
+        [(gaps, False)],
+        [(list(collapsing(400)), False)],
+        [(gaps[:60], False)],
+        [(gaps[:379], True)],
+        [(gaps[:150], False), (gaps[150:290], True), (gaps[290:], False)],
+        [(gaps[:150], False), (gaps[110:270], False), (gaps[240:], True)],
+        [(gaps[:300], False), (gaps[:260], False)],
+        [([*gaps[:280], *gaps[240:330], *gaps[320:]], False)],
+        [(list(in_turns(taken[:260])), False), (list(in_turns(taken[250:])), False)],
+    )
+    return dict(zip(KINDS, found, strict=True))
 
 
-@pytest.mark.parametrize("kind", sessions(0))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.quick("resumed and")
 def test_what_was_kept_is_what_would_be_computed(tmp_path: Path, fed: list[int], kind: str) -> None:
     folder = tmp_path / "a"
@@ -170,7 +180,7 @@ def test_a_run_that_was_judged_to_its_end_is_not_judged_again(judged: Path, fed:
 def test_of_a_run_that_was_killed_a_reader_judges_what_came_after_what_was_kept_and_writes_nothing(
     tmp_path: Path, fed: list[int]
 ) -> None:
-    session(tmp_path, TAKEN[:260], killed=True)
+    session(tmp_path, part(0, 260), killed=True)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     fed.clear()
     assert alarms(tmp_path)
@@ -184,7 +194,7 @@ def test_a_process_that_goes_on_judges_only_what_is_new_and_after_what_was_kept_
     folder: Path, fed: list[int], start: int, anew: int, verdicts: list[int]
 ) -> None:
     assert kept(folder) == [128, 200]
-    session(folder, TAKEN[start:400])
+    session(folder, part(start, 400))
     assert sum(fed) == anew
     assert kept(folder) == verdicts
     assert told(folder) == told(without(folder))
@@ -195,7 +205,7 @@ def test_limits_of_the_watch_are_kept_and_others_are_computed(tmp_path: Path, fe
     watched = AlarmLimits(logits=5.0, drift=None, sites={"layers.1.*": {"layer_fallen": None, "falling": 0.01}})
     others = AlarmLimits(logits=6.0), AlarmLimits(sites={"layers.1.*": {"logits": 5.0}}), AlarmLimits()
     run = open_writer(tmp_path / "a", about={"limits": watched.to_dict(), "fewest_keys": 8})
-    for one in TAKEN[:200]:
+    for one in part(0, 200):
         run.take(one)
     run.close()
     assert kept(tmp_path / "a")[-1] == 200
@@ -231,7 +241,7 @@ def test_a_verdict_by_other_laws_is_not_taken_and_the_next_writer_replaces_it(
     alarms(folder)
     assert sum(fed) == 200
     assert kept(folder) == before
-    session(folder, TAKEN[200:270])
+    session(folder, part(200, 270))
     assert kept(folder)[-1] == 270
     assert alarms(folder) == alarms(without(folder))
     with closing(sqlite3.connect(folder / FILE)) as connection:
@@ -250,7 +260,7 @@ def test_texts_are_those_of_the_version_that_reads(judged: Path, monkeypatch: py
 @pytest.mark.slow("takes a second")
 def test_several_ranks_are_judged_as_one_model_whatever_each_of_them_kept(judged: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
-        session(tmp_path / "b", of_site(TAKEN[:200], rank), rank=rank)
+        session(tmp_path / "b", of_site(part(0, 200), rank), rank=rank)
     assert kept(tmp_path / "b")
     found = told(tmp_path / "b")
     assert found == told(without(tmp_path / "b"))
@@ -263,7 +273,7 @@ def test_a_run_that_was_thinned_has_no_verdict_also_where_it_goes_on(folder: Pat
     assert attemper.open(folder).remarks
     assert not kept(folder)
     fed.clear()
-    session(folder, (replace(one, step=one.step + 10_000) for one in TAKEN[:150]))
+    session(folder, (replace(one, step=one.step + 10_000) for one in part(0, 150)))
     assert not fed
     assert not kept(folder)
 
@@ -271,7 +281,7 @@ def test_a_run_that_was_thinned_has_no_verdict_also_where_it_goes_on(folder: Pat
 @pytest.mark.slow("takes many seconds")
 def test_counts_beyond_float32_and_all_bits_are_judged_as_they_are_read(tmp_path: Path) -> None:
     def large() -> Iterator[Sample]:
-        for one in TAKEN[:150]:
+        for one in part(0, 150):
             values = one.values.astype(np.float64)
             values[one.quantities.index("rows")] = 2.0**24 + 1 + one.step
             yield replace(one, values=values)
@@ -285,7 +295,7 @@ def test_a_reader_goes_on_from_what_was_kept_while_the_run_is_written(tmp_path: 
     fragment = Fragment(tmp_path / FILE)
     keeper, readers = Keeper(fragment), []
     for start, end in ((0, 150), (150, 200), (200, 300), (300, 390)):
-        for one in TAKEN[start:end]:
+        for one in part(start, end):
             fragment.append(one)
             if fragment.fold():
                 keeper.follow(time.monotonic() + 60)
@@ -307,7 +317,7 @@ def test_a_file_of_version_3_is_read_and_judged_by_its_next_writer(folder: Path,
     assert told(folder) == expected
     assert (folder / FILE).read_bytes() == before
     fed.clear()
-    session(folder, TAKEN[200:300])
+    session(folder, part(200, 300))
     assert sum(fed) == 300
     assert kept(folder)[-1] == 300
     assert alarms(folder) == alarms(without(folder))
@@ -318,7 +328,7 @@ def test_what_cannot_be_judged_at_once_is_judged_little_by_little(folder: Path, 
     change(folder / FILE, "DELETE FROM verdict")
     fragment = Fragment(folder / FILE)
     keeper = Keeper(fragment)
-    for one in TAKEN[200:400]:
+    for one in part(200, 400):
         fragment.append(one)
         if fragment.fold():
             keeper.follow(0.0)
@@ -379,7 +389,7 @@ def test_what_goes_wrong_while_a_run_is_judged_loses_no_sample(
 
     monkeypatch.setattr(RunJudge, "feed_all", fail)
     run = open_writer(tmp_path / "a")
-    for one in TAKEN[:150]:
+    for one in part(0, 150):
         run.take(one)
     run.close()
     monkeypatch.undo()
@@ -391,7 +401,7 @@ def test_what_goes_wrong_while_a_run_is_judged_loses_no_sample(
 @pytest.mark.slow("takes a second")
 def test_a_writer_in_memory_judges_nothing(fed: list[int]) -> None:
     run = open_writer(None)
-    for one in TAKEN[:150]:
+    for one in part(0, 150):
         run.take(one)
     run.close()
     assert not fed
