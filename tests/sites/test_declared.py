@@ -11,7 +11,7 @@ from torch import nn
 
 from attemper.backends.contract import UNBOUNDED
 from attemper.call.expected import Rule, expected_keys
-from attemper.sites.declared import documents_of_call, rule_of_call, rule_of_module
+from attemper.sites.declared import Window, documents_of_call, rule_of_call, rule_of_module, windows_of_config
 from attemper.sites.padding import Tokens
 
 
@@ -48,6 +48,37 @@ def told(rule: Rule | None) -> tuple[object, ...] | None:
 )
 def test_layers_of_transformers_declare_their_rule(layer: Layer, rule: tuple[object, ...] | None):
     assert told(rule_of_module(layer)) == rule
+
+
+def heterogeneous() -> Any:
+    """A configuration whose windows differ by layer, as transformers has them: asked as a whole, it raises."""
+    transformers = pytest.importorskip("transformers")
+    try:
+        config = transformers.MistralConfig(
+            num_hidden_layers=2, sliding_window=8, per_layer_config={"1": {"sliding_window": None}}
+        )
+        config.sliding_window  # noqa: B018
+    except RuntimeError:
+        return config
+    pytest.skip("this transformers has no configurations that differ by layer")
+
+
+@pytest.mark.parametrize(
+    ("layer", "rule"),
+    [
+        (0, (True, 7, UNBOUNDED, None)),
+        (1, (True, UNBOUNDED, UNBOUNDED, None)),
+        (2, None),  # it has no such layer
+    ],
+)
+def test_a_configuration_that_differs_by_layer_is_asked_for_each(layer: int, rule: tuple[object, ...] | None):
+    module = Layer(layer_idx=layer)
+    module.config = heterogeneous()
+    assert told(rule_of_module(module)) == rule
+
+
+def test_windows_of_a_configuration_that_differs_by_layer():
+    assert windows_of_config(heterogeneous()) == ("per_layer_config", (Window(8), None))
 
 
 def test_no_other_module_declares_a_rule():

@@ -23,6 +23,7 @@ from attemper.errors import InputError
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.sites.act import modules_with_normalizer
+from attemper.sites.declared import config_of_layer
 from attemper.sites.mixers import UNREAD
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap
 from attemper.text import call_of, clean, count, cut, first_of
@@ -261,7 +262,7 @@ def _is_local(module: nn.Module) -> bool:
     """
     if hasattr(module, "sliding_window"):
         return bool(module.sliding_window)
-    config: Any = getattr(module, "config", None)
+    config = config_of_layer(module)
     layer, layers = getattr(module, "layer_idx", None), getattr(config, "layer_types", None)
     if isinstance(layer, int) and isinstance(layers, list | tuple) and 0 <= layer < len(layers):
         return layers[layer] in _LOCAL

@@ -37,12 +37,31 @@ class Window:
 
 def windows_of_config(config: Any) -> tuple[str, tuple[Window | None, ...]]:
     """The field of a configuration that declares windows, and the window of each layer: one alone is that of all."""
+    if _varies(config):
+        each = enumerate(windows_of_config(one)[1] for one in config.per_layer_config)
+        return "per_layer_config", tuple(
+            found[layer if len(found) > 1 else 0] if found else None for layer, found in each
+        )
     layers, kinds, local = (getattr(config, name, None) for name in ("layer_types", "attention_layers", "window_size"))
     if layers:
         return "layer_types", tuple(_window_of(config, kind) for kind in layers)
     if kinds and isinstance(local, int):
         return "attention_layers", tuple(Window(local) if kind == "local" else None for kind in kinds)
     return "sliding_window", (_window_of(config, None),) if hasattr(config, "sliding_window") else ()
+
+
+def config_of_layer(module: nn.Module) -> Any:
+    """The configuration of a layer of transformers; None where it does not tell."""
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    if not _varies(config):
+        return config
+    layers = config.per_layer_config
+    return layers[layer] if isinstance(layer, int) and layer < len(layers) else None
+
+
+def _varies(config: Any) -> bool:
+    """Whether attributes differ by layer: a whole configuration of transformers raises then when it is asked for one."""
+    return getattr(config, "is_heterogeneous", False) is True
 
 
 def _window_of(config: Any, kind: str | None) -> Window | None:
@@ -56,12 +75,13 @@ def rule_of_module(module: nn.Module) -> Rule | None:
     """Causality, window and chunk of a layer of transformers, by its attributes and its configuration; None of any
     other module, and where they do not tell.
     """
-    config, causal = getattr(module, "config", None), getattr(module, "is_causal", None)
+    config, causal = config_of_layer(module), getattr(module, "is_causal", None)
     known = type(module).__module__.startswith("transformers.") and isinstance(causal, bool)
     layer, layers = getattr(module, "layer_idx", None), getattr(config, "layer_types", None)
     kind = layers[layer] if layers and isinstance(layer, int) and layer < len(layers) else None
     indexed = any(name.rpartition(".")[2] == "indexer" for name, _ in module.named_modules())
-    if not known or indexed or kind not in (None, *_FULL, *_SIZES):
+    untold = config is None and getattr(module, "config", None) is not None
+    if not known or untold or indexed or kind not in (None, *_FULL, *_SIZES):
         return None
     window, own = _window_of(config, kind), getattr(module, "sliding_window", None)
     if kind not in (None, *_FULL, _SLIDING):
