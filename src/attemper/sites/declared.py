@@ -60,7 +60,7 @@ def config_of_layer(module: nn.Module) -> Any:
 
 
 def _varies(config: Any) -> bool:
-    """Whether attributes differ by layer: a whole configuration of transformers raises then when it is asked for one."""
+    """Whether attributes differ by layer: such a configuration of transformers raises when it is asked as a whole."""
     return getattr(config, "is_heterogeneous", False) is True
 
 
