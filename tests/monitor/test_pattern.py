@@ -358,6 +358,15 @@ def test_what_is_not_there_is_refused_with_what_there_is(case: str) -> None:
         attemper.pattern(model, batch, **options)
 
 
+def test_a_scan_that_is_given_such_a_tokenizer_names_itself() -> None:
+    for tokenizer, told in (
+        (3, "must have convert_ids_to_tokens or decode.* got int"),
+        (lambda ids: ["one"], "gave 1"),
+    ):
+        with pytest.raises(InputError, match=rf"^scan\(tokenizer=\.\.\.\) .*{told}"):
+            attemper.scan(Text().eval(), [torch.randint(0, 9, (1, 12))], tokenizer=tokenizer)
+
+
 def test_a_tokenizer_that_loses_tokens_is_refused() -> None:
     with pytest.raises(InputError, match="must give a string for each of 2 ids, gave 1"):
         attemper.pattern(Text().eval(), torch.tensor([[3, 1]]), head=0, tokenizer=lambda ids: ["one"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import attemper
+from attemper.readings.roles import ROLES
 from attemper.report.notebook import MOST_LINES
 from attemper.results.scan import Scan
 from tests.monitor.test_heat_map import Parsed
@@ -37,9 +38,33 @@ def test_a_comparison_shows_what_changed_first_and_the_sites_of_one_side() -> No
     after = readings.reading(readings.site("layers.0.attn", value=0.25), readings.site("new.1"), model="after")
     parsed = Parsed(attemper.compare(before, after)._repr_html_())
     assert "some-model → after 4 heads" in parsed.text
-    assert parsed.text.index("0.875 → 0.25 (-0.625)") < parsed.text.index("0.625 → 0.25 (-0.375)")
+    assert parsed.text.index("87.5 → 25, -62.5") < parsed.text.index("62.5 → 25, -37.5")
+    assert "normalised entropy, % of log n, change (floor)" in parsed.text
+    assert "how far rounding moves heads is not known" in parsed.text, "the sentence of the page"
     assert "only before: old.1" in parsed.text
     assert "only after: new.1" in parsed.text
+
+
+def test_a_comparison_has_its_floors_and_what_is_beyond_them_is_bold() -> None:
+    before = readings.reading(readings.site("layers.0.attn"))
+    found = attemper.compare(before, readings.reading(readings.site("layers.0.attn", value=0.25)))
+    heads = tuple(
+        replace(head, floors={"normalized_entropy": 0.5 if head.head == 3 else 0.007}) for head in found.heads
+    )
+    parsed = Parsed(replace(found, heads=heads)._repr_html_())
+    assert "87.5 → 25, -62.5 (50)" in parsed.text
+    assert "(0.7)" in parsed.text
+    bold = [cell for tag, cell in parsed.tags if tag == "td" and "font-weight:700" in (cell["style"] or "")]
+    assert len(bold) == sum(bool(head.is_beyond("normalized_entropy")) for head in heads) >= 3
+
+
+def test_a_scan_names_the_heads_of_each_role() -> None:
+    site = readings.site("layers.0.attn")
+    scores = {role.name: 0.9 if role.name == "previous token" else 0.1 for role in ROLES}
+    heads = tuple(replace(head, roles=scores) if head.head < 2 else head for head in site.heads)
+    parsed = Parsed(scan_of(readings.reading(replace(site, heads=heads)))._repr_html_())
+    assert "previous token, 2 heads (layer.head score): 0.0 0.90, 0.1 0.90" in parsed.text
+    assert "layer.head score" not in Parsed(scan_of(readings.minilm())._repr_html_()).text
 
 
 def test_long_tables_end_and_say_so() -> None:

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,9 @@ import pytest
 from attemper import report
 from attemper.files import write_whole
 from attemper.readings.reading import Reading
-from attemper.results.run import Run
+from attemper.results.run import Run, open_run
 from attemper.types import Comparison
+from tests.support.runs import collapsing, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page, ViewportSize
@@ -54,6 +57,20 @@ def check_policy(html: str, inline: int) -> str:
     assert "unsafe" not in policy
     assert "http" not in policy
     return policy
+
+
+@pytest.fixture(scope="session")
+def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], Run]]:
+    """``collapsed(name, steps)``: a stored run of so many steps whose second layer collapses, to read and to draw."""
+    folder, opened = tmp_path_factory.mktemp("collapsed"), ExitStack()
+
+    @cache
+    def run(name: str, steps: int) -> Run:
+        written(folder / str(steps) / name, collapsing(steps))
+        return opened.enter_context(open_run(folder / str(steps) / name))
+
+    with opened:
+        yield run
 
 
 Open = Callable[..., "Page"]

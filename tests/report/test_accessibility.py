@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from attemper.results.run import Run
 from tests.report import readings, test_check, test_comparison, test_patterns
 from tests.report.conftest import Open
 from tests.support.engine_models import tiny, tokens
-from tests.support.runs import collapsing, written
 
 FOLDERS = sorted((Path(__file__).parents[2] / "build" / "axe").glob("*/axe.min.js"))
 FOUND = """
@@ -27,13 +26,9 @@ async () => (await axe.run(document, { resultTypes: ["violations"] })).violation
 """
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
-    folder = tmp_path_factory.mktemp("collapsing")
-    for name, steps in (("a", 250), ("b", 120)):
-        written(folder / name, collapsing(steps))
-    with attemper.open(folder / "a") as first, attemper.open(folder / "b") as second:
-        yield [first, second]
+@pytest.fixture
+def runs(collapsed: Callable[[str, int], Run]) -> list[Run]:
+    return [collapsed("run", 250), collapsed("run", 120)]
 
 
 def explained() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 BOX = "#multiples-box"
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    folder = tmp_path_factory.mktemp("collapsing") / "run"
-    written(folder, collapsing(250))
-    with attemper.open(folder) as opened:
-        yield opened
+@pytest.fixture
+def run(collapsed: Callable[[str, int], Run]) -> Run:
+    return collapsed("run", 250)
 
 
 def ready(page: Page) -> Page:

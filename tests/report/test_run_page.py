@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,13 @@ from attemper.results.run import Run
 from tests.report import readings
 from tests.report.conftest import shown_text
 from tests.report.test_page import data_of
-from tests.support.runs import collapsing, written
+from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 
 
 @pytest.fixture
-def collapse(tmp_path: Path) -> Iterator[Run]:
-    written(tmp_path / "run", collapsing(250))
-    with attemper.open(tmp_path / "run") as run:
-        yield run
+def collapse(collapsed: Callable[[str, int], Run]) -> Run:
+    return collapsed("run", 250)
 
 
 def history_of(data: dict[str, Any]) -> dict[tuple[int, int, str], np.ndarray]:

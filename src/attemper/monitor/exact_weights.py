@@ -134,20 +134,32 @@ def _other_ids(stack: list[Tokens], batch: int, tokens: int) -> Tensor | None:
     return None
 
 
-def naming(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
-    """How a tokenizer names ids, one by one; None if it cannot."""
+def naming(tokenizer: Any, caller: str) -> Callable[[list[int]], list[str]] | None:
+    """How a tokenizer names ids, one by one; None without one.
+
+    Args:
+        caller: the public function that was given it, for errors.
+
+    Raises:
+        InputError: it cannot name ids; what this gives also raises it, where it names fewer or more.
+    """
+    if tokenizer is None:
+        return None
     if hasattr(tokenizer, "convert_ids_to_tokens"):
-        return lambda ids: _or_ids(tokenizer.convert_ids_to_tokens(ids), ids)
+        return lambda ids: _or_ids(tokenizer.convert_ids_to_tokens(ids), ids, caller)
     if hasattr(tokenizer, "decode"):
         return lambda ids: [str(tokenizer.decode([number])) for number in ids]
     if not callable(tokenizer):
-        return None
+        raise InputError(
+            f"{caller}(tokenizer=...) must have convert_ids_to_tokens or decode, or be a function from a list of ids "
+            f"to strings; got {type(tokenizer).__name__}."
+        )
     function: Callable[[list[int]], Any] = tokenizer
-    return lambda ids: _or_ids(function(ids), ids)
+    return lambda ids: _or_ids(function(ids), ids, caller)
 
 
-def _or_ids(tokens: Sequence[Any], ids: list[int]) -> list[str]:
+def _or_ids(tokens: Sequence[Any], ids: list[int], caller: str) -> list[str]:
     """Tokens; the id for one that is not in the vocabulary."""
     if len(tokens) != len(ids):
-        raise InputError(f"pattern(tokenizer=...) must give a string for each of {len(ids)} ids, gave {len(tokens)}.")
+        raise InputError(f"{caller}(tokenizer=...) must give a string for each of {len(ids)} ids, gave {len(tokens)}.")
     return [str(number) if token is None else str(token) for token, number in zip(tokens, ids, strict=True)]

@@ -32,14 +32,9 @@ class RoleReader:
         InputError: the tokenizer cannot name an id.
     """
 
-    def __init__(self, tokenizer: Any = None) -> None:
+    def __init__(self, tokenizer: Any = None, caller: str = "scan") -> None:
         self._tokenizer = tokenizer
-        self._names = None if tokenizer is None else naming(tokenizer)
-        if tokenizer is not None and self._names is None:
-            raise InputError(
-                "scan(tokenizer=...) must have convert_ids_to_tokens or decode, or be a function from a list of ids to "
-                f"strings; got {type(tokenizer).__name__}."
-            )
+        self._names = naming(tokenizer, caller)
 
     def scores(
         self,

@@ -109,7 +109,7 @@ def pattern(
     _check(model, batch, site=site, layer=layer, head=head, sequence=sequence, call=call, max_weights=max_weights)
     _check_labels(tokens, tokenizer)
     asked = partial(_is_asked, site, layer, call)
-    roles = RoleReader(tokenizer)
+    roles = RoleReader(tokenizer, "pattern")
     collector = WeightsCollector(
         model, CallContext(), asked=asked, head=head, sequence=sequence, max_weights=max_weights, roles=roles
     )
@@ -269,11 +269,7 @@ def _check_labels(tokens: Any, tokenizer: Any) -> None:
         raise InputError(
             f"pattern(tokens=...) must be a sequence of strings, one for each key, got {type(tokens).__name__}."
         )
-    if tokenizer is not None and naming(tokenizer) is None:
-        raise InputError(
-            "pattern(tokenizer=...) must have convert_ids_to_tokens or decode, or be a function from a list of ids to "
-            f"strings; got {type(tokenizer).__name__}."
-        )
+    naming(tokenizer, "pattern")
 
 
 def _labels(ids: Tensor | None, length: int, tokenizer: Any) -> tuple[str, ...]:
@@ -281,7 +277,7 @@ def _labels(ids: Tensor | None, length: int, tokenizer: Any) -> tuple[str, ...]:
     if ids is None:
         return tuple(f"#{place}" for place in range(length))
     numbers = [int(number) for number in ids.tolist()]
-    names = None if tokenizer is None else naming(tokenizer)
+    names = naming(tokenizer, "pattern")
     known = [number for number in numbers if number >= 0]
     named = [str(number) for number in known] if names is None else names(known)
     following = iter(named)

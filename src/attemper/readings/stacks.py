@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attemper.readings.labels import label_of, pattern_of
-from attemper.readings.reading import HeadReading, SiteReading
+from attemper.readings.reading import HeadReading, Reading, SiteReading
+from attemper.readings.roles import ROLES
 from attemper.statistics import SHOWN, Reduction
-from attemper.text import call_of
+from attemper.text import call_of, clean, first_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,18 @@ def stacks(sites: tuple[SiteReading, ...], *, equal_heads: bool = False) -> tupl
         Stack(pattern, kind, mode, tuple(sites[place] for place in places), tuple(places))
         for (pattern, kind, mode, _), places in gathered.items()
     )
+
+
+def heads_of_roles(reading: Reading, most: int) -> Iterator[tuple[str, int, str]]:
+    """Of each role that heads have: its name, how many, and the ``most`` clearest as ``layer.head score``."""
+    heads = [(site, head, head.roles) for site, head in reading.placed_heads if head.roles is not None]
+    for role in ROLES:
+        own = [(site, head, scores[role.name]) for site, head, scores in heads if head.role == role.name]
+        own.sort(key=lambda one: -(one[2] or 0.0))
+        places = (clean(site.name) if site.layer is None else str(site.layer) for site, *_ in own)
+        named = [f"{place}.{head.head} {score:.2f}" for place, (_, head, score) in zip(places, own, strict=True)]
+        if own:
+            yield role.name, len(own), first_of(named, most)
 
 
 def over_heads(heads: tuple[HeadReading, ...], name: str) -> float | None:

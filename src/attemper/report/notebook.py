@@ -12,12 +12,14 @@ from typing import Any
 from attemper.readings.alarms import by_kind, with_course
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.readings.stacks import Stack, over_heads, stacks
+from attemper.readings.stacks import Stack, heads_of_roles, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
 from attemper.text import clean, count, counts, cut
 
 MOST_LINES = 48
 """Layers of a stack, or heads of a comparison, that are shown; the rest are counted."""
+MOST_TOLD = 10
+"""Heads of a role that are named."""
 LONGEST_NAME = 80
 
 VIRIDIS = (
@@ -42,8 +44,9 @@ def scan_html(reading: Reading) -> str:
     rows = reading.sampled_rows
     sampled = "" if rows is None else f", {count(rows, 'row')} of each sequence (max logit is a lower bound)"
     size = counts(site=len(reading.sites), head=heads, token=reading.tokens)
-    parts = [_headline(reading.model, f"{size}, {reading.backend}{sampled}")]
+    parts, roles = [_headline(reading.model, f"{size}, {reading.backend}{sampled}")], heads_of_roles(reading, MOST_TOLD)
     parts += map(_stack, stacks(reading.sites))
+    parts += [_line(f"{role}, {count(many, 'head')} (layer.head score): {places}", 400) for role, many, places in roles]
     parts += [_line(note, 400) for note in reading.notes]
     if reading.alarms or not reading.notes:
         parts.append(_alarms(reading.alarms))
@@ -57,7 +60,7 @@ def comparison_html(comparison: Any, statistics: Sequence[str]) -> str:
     heads = comparison.heads
     title = f"{cut(comparison.before, LONGEST_NAME)} → {cut(comparison.after, LONGEST_NAME)}"
     known = [name for name in statistics if any(head.pairs[name] != (None, None) for head in heads)]
-    parts = [_headline(title, f"{count(len(heads), 'head')}"), _changes(heads, known)]
+    parts = [_headline(title, f"{count(len(heads), 'head')}"), _line(comparison.summary(), 600), _changes(heads, known)]
     if len(heads) > MOST_LINES:
         parts.append(_line(f"and {count(len(heads) - MOST_LINES, 'head')} that changed less"))
     for side, names in (("before", comparison.only_before), ("after", comparison.only_after)):
@@ -166,13 +169,13 @@ def _alarms(alarms: tuple[Alarm, ...]) -> str:
 
 def _changes(heads: Sequence[Any], statistics: Sequence[str]) -> str:
     modes = {head.mode for head in heads}
-    titles = ["site", "head", *(name.replace("_", " ").replace("normalized", "normalised") for name in statistics)]
+    titles = ["site", "head", *map(_changed_title, statistics)]
     lines = [
         _row(
             [
                 _cell(f"{head.site} ({head.mode})" if len(modes) > 1 else head.site, _LEFT),
                 _cell(head.head),
-                *(_cell(_change(*head.pairs[name])) for name in statistics),
+                *(_change(head, name) for name in statistics),
             ]
         )
         for head in heads[:MOST_LINES]
@@ -180,10 +183,19 @@ def _changes(heads: Sequence[Any], statistics: Sequence[str]) -> str:
     return f'<table style="{_TABLE}">{_heading(titles, _LEFT)}<tbody>{"".join(lines)}</tbody></table>'
 
 
-def _change(before: float | None, after: float | None) -> str:
-    values = [_MISSING if value is None else f"{value:.4g}" for value in (before, after)]
-    difference = "" if before is None or after is None else f" ({after - before:+.3g})"
-    return f"{values[0]} → {values[1]}{difference}"
+def _changed_title(name: str) -> str:
+    unit = f", % {SHOWN[name].unit}" if SHOWN[name].percent else ""
+    return f"{name.replace('_', ' ').replace('normalized', 'normalised')}{unit}, change (floor)"
+
+
+def _change(head: Any, name: str) -> str:
+    """Before, after and change with its floor, as on the page; bold where the change is beyond it."""
+    scale, change, floor = 100.0 if SHOWN[name].percent else 1.0, head.change(name), head.floors.get(name)
+    before, after = (_MISSING if value is None else f"{scale * value:.4g}" for value in head.pairs[name])
+    told = "" if change is None else f", {scale * change:+.3g}"
+    told += "" if floor is None else f" ({scale * floor:.2g})"
+    weight = ";font-weight:700" if head.is_beyond(name) else ""
+    return _cell(f"{before} → {after}{told}", f"{_PLAIN};white-space:nowrap{weight}")
 
 
 def viridis(share: float) -> tuple[int, int, int]:

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from attemper.readings.alarms import SEVERITIES, by_kind, level_of, with_course
 from attemper.readings.labels import by_reason
-from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading
+from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.roles import ROLES
-from attemper.readings.stacks import Stack, over_heads, stacks
+from attemper.readings.stacks import Stack, heads_of_roles, over_heads, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, count, counts, first_of
+from attemper.text import clean, count, counts
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -103,21 +103,13 @@ def _roles(reading: Reading) -> Iterator[RenderableType]:
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right")
     grid.add_column(overflow="fold")
-    for role in ROLES:
-        own = [(site, head, scores[role.name]) for site, head, scores in heads if head.role == role.name]
-        own.sort(key=lambda one: -(one[2] or 0.0))
-        if own:
-            named = [f"{_place(site)}.{head.head} {score:.2f}" for site, head, score in own]
-            grid.add_row(role.name, str(len(own)), first_of(named, MOST_HEADS))
+    for role, many, places in heads_of_roles(reading, MOST_HEADS):
+        grid.add_row(role, str(many), places)
     if none := sum(head.role is None for _, head, _ in heads):
         grid.add_row("no role", str(none), "", style="dim")
     yield grid
     if unknown := [role.name for role in ROLES if all(scores.get(role.name) is None for *_, scores in heads)]:
         yield Text(f"not known: {', '.join(unknown)}", style="dim")
-
-
-def _place(site: SiteReading) -> str:
-    return clean(site.name) if site.layer is None else str(site.layer)
 
 
 def _alarms(reading: Reading) -> Iterator[RenderableType]:

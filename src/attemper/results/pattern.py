@@ -7,7 +7,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
@@ -77,17 +77,8 @@ class Pattern:
         return f"{self.site} head {self.head}: {count(queries, 'query')} x {count(keys, 'key')}{told}"
 
     def to_png(self, path: str | os.PathLike[str]) -> Path:
-        """Draws the heat map with its tokens (up to 80 on an axis) into ``path``, whole or not at all.
-
-        Returns:
-            Where the file is, links followed.
-
-        Raises:
-            MissingExtraError: matplotlib is not installed (the extra ``plot``).
-            InputError: no file can be written there.
-        """
-        check_target(path, "picture")
-        return write_whole(path, picture(self.weights, self.tokens, self.key_tokens, self.title), "picture")
+        """Draws the heat map with its tokens (up to 80 on an axis), as :meth:`Patterns.to_png` those of many heads."""
+        return _write_picture(path, lambda: picture(self.weights, self.tokens, self.key_tokens, self.title))
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page of this head alone, as :meth:`Patterns.to_html` does of many."""
@@ -166,8 +157,7 @@ class Patterns(Sequence[Pattern]):
             MissingExtraError: matplotlib is not installed (the extra ``plot``).
             InputError: no file can be written there.
         """
-        check_target(path, "picture")
-        return write_whole(path, _grid_picture(self._sites(), self.title), "picture")
+        return _write_picture(path, lambda: _grid_picture(self._sites(), self.title))
 
     def _sites(self) -> list[list[Pattern]]:
         """The heads of each site."""
@@ -180,6 +170,12 @@ class Patterns(Sequence[Pattern]):
 
     def __repr__(self) -> str:
         return f"Patterns({self.title})"
+
+
+def _write_picture(path: str | os.PathLike[str], drawn: Callable[[], bytes]) -> Path:
+    """Draws only where the file can be written."""
+    check_target(path, "picture")
+    return write_whole(path, drawn(), "picture")
 
 
 def _levels(weights: Tensor) -> Tensor:
