@@ -329,7 +329,7 @@ def test_watch_says_new_alarms_in_the_language_that_is_asked_for(command: Run, t
     assert (code, err) == (0, "")
     assert "\n  warning logits: layers.1.attn head 1: largest logit 143.2; since step 0" in out
     _, out, _ = command("watch", tmp_path, "--language", "zh")
-    assert out.startswith("第 2 步：3 次采样，各层最小的熵")
+    assert out.startswith("第 2 步：3 次采样，各层最低的熵")
     assert "\n  警告 logit 过大：layers.1.attn 第 1 头：最大 logit 143.2；自第 0 步起" in out
     _, out, _ = command("show", tmp_path, "--language", "zh")
     assert "最大 logit 143.2" in out
