@@ -358,20 +358,21 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Brings the file to ``VERSION``, each step whole or not at all."""
+    """Brings the file to ``VERSION``, wholly or not at all: one commit, for which a disk is waited for."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    for number, statements in enumerate(MIGRATIONS[version:], version + 1):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            for statement in filter(str.strip, statements.split(";")):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {number}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+    if version >= VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in filter(str.strip, ";".join(MIGRATIONS[version:]).split(";")):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def not_a_run(path: Path) -> str:
