@@ -17,11 +17,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 # Triton reads it when a kernel is defined: here its kernels run on the CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
-# A commit waits for a disk, and tests make a thousand stored runs: where there is room, their files are in memory.
-MEMORY, ROOM_BYTES = Path("/dev/shm"), 4 << 30
-if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
-    os.environ.setdefault("TMPDIR", str(MEMORY))
-    tempfile.tempdir = None  # asked for already: pytest captures output in a file
 
 from hypothesis import HealthCheck, settings
 
@@ -37,6 +32,8 @@ for profile, examples in {"default": 20, "all": 40, "nightly": 1500}.items():
         database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
+
+MEMORY, ROOM_BYTES = "/dev/shm", 4 << 30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "turns(n): by default one in n of its cases, others in other tests of the table")
     config.addinivalue_line("markers", "grid: a pairwise cover of its parameters by default, all with --all")
     config.stash[HELD_BACK] = {}
+    # A commit waits for a disk, and tests make a thousand stored runs: where there is room, their files are in memory.
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+        os.environ.setdefault("TMPDIR", MEMORY)
+        tempfile.tempdir = None  # pytest has asked for it already
     # The process that only hands cases out to workers loads no torch: it would take seconds, and no worker begin.
     if config.getoption("dist", "no") == "no":
         from tests.support import fixtures
