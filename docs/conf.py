@@ -59,11 +59,14 @@ nitpicky = True
 # Types of other packages, names that are imported for annotations alone, and types that nobody outside needs.
 nitpick_ignore_regex = [
     ("py:class", r"(torch|nn|abc|collections|os|pathlib|pandas|numpy|np|transformers|lightning|keras|rich)\..+"),
-    ("py:class", r"(Tensor|Module|Path|ProcessGroup|DeviceMesh|RenderableType|Part|Target|Site|Spans|Rows)"),
+    (
+        "py:class",
+        r"(Tensor|Module|Path|ProcessGroup|DeviceMesh|RenderableType|ModuleType|Part|Target|Site|Side|Spans|Rows)",
+    ),
     ("py:class", r"attemper\.(call|sites|monitor|statistics|store\.ranks|control\.query_key_weights)\..+"),
     ("py:class", r"attemper\.fingerprints\.(finding|pair|align|floor)\..+"),
     ("py:class", r"attemper\.(readings\.judge\.|readings\.comparison\.HasReading|integrations\.training\.).*"),
-    ("py:class", r"attemper\..+\._\w+"),
+    ("py:class", r"attemper\.(store\.run\.StoredRun|.+\._\w+)"),
 ]
 # The articles quote lines that are no Python. Two records are named Reading: the first on the page is meant.
 suppress_warnings = ["misc.highlighting_failure", "ref.python"]

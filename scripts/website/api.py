@@ -114,8 +114,10 @@ PAGES = (
                 "attemper.readings.rows.Rows", "attemper.readings.rows.SiteRows",
             ),
             "Fingerprints": (
-                "attemper.fingerprints.site.SiteFingerprint", "attemper.fingerprints.explanation.Remark",
+                "attemper.fingerprints.site.SiteFingerprint", "attemper.fingerprints.site.ModelOutput",
+                "attemper.fingerprints.explanation.Remark",
             ),
+            "A check": ("attemper.results.check.Rule",),
             "A comparison": ("attemper.results.comparison.HeadChange",),
             "A stored run": (
                 "attemper.results.run.Run", "attemper.store.run.Coverage", "attemper.store.run.Unread",
@@ -124,8 +126,8 @@ PAGES = (
             ),
             "Functions of tensors": ("attemper.functional.measures.ScoreStatistics", "attemper.call.result.CallFacts"),
             "Acting on a model": (
-                "attemper.control.penalties.Penalty", "attemper.control.thermostat.Reading",
-                "attemper.control.sigma_reparam.SpectralScale",
+                "attemper.control.handle.Handle", "attemper.control.penalties.Penalty",
+                "attemper.control.thermostat.Reading", "attemper.control.sigma_reparam.SpectralScale",
             ),
             "Numbers for trackers": (
                 "attemper.integrations.metrics.scalars", "attemper.integrations.metrics.budget",

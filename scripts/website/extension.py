@@ -90,12 +90,13 @@ def keep_words(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
 
 
 def find_by_last_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Element) -> Any:
-    """Resolves a short name in a docstring, as Python would where it stands, if one thing alone is documented so."""
+    """Resolves a short name in a docstring: attemper's own name, or the only thing that is documented so."""
     if node.get("refdomain") != "py":
         return None
     domain = env.domains.python_domain
     end = "." + node["reftarget"]
     found = [name for name, entry in domain.objects.items() if name.endswith(end) and not entry.aliased]
+    found = [name for name in found if name == f"attemper{end}"] or found
     if len(found) != 1:
         return None
     entry = domain.objects[found[0]]
