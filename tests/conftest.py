@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import models_seen
 from tests.support.cover import HELD_BACK, held_back
 
-for profile, examples in {"default": 20, "all": 40, "nightly": 1500}.items():
+for profile, examples in {"default": 12, "all": 40, "nightly": 1500}.items():
     settings.register_profile(
         profile,
         deadline=None,
@@ -38,7 +38,7 @@ MEMORY, ROOM_BYTES = "/dev/shm", 4 << 30
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what a default run holds back, too")
-    parser.addoption("--fuzz", type=int, help="random calls of tests/fuzz (60, with --all 1,000)")
+    parser.addoption("--fuzz", type=int, help="random calls of tests/fuzz (40, with --all 1,000)")
     parser.addoption("--fuzz-from", type=int, default=0, help="the first seed of tests/fuzz")
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what the tests found")
 

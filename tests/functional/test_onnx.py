@@ -101,7 +101,7 @@ SLOW = {"learned entmax by reference": pytest.mark.slow("takes many seconds")}
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=SLOW.get(name, [])) for name in [*WITHOUT_A_FORM, *WITH_ONE]]
 )
-@pytest.mark.quick("sparsemax", "attention by reference", "temper")
+@pytest.mark.quick("sparsemax", "attention by reference", "temper]")
 def test_torch_export_takes_it_and_gives_the_same(name: str):
     model = WITHOUT_A_FORM[name][0]() if name in WITHOUT_A_FORM else WITH_ONE[name]()
     exported = torch.export.export(model, (X,)).module()

@@ -27,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _span(config: pytest.Config) -> tuple[int, int]:
     """(first seed, the one after the last)."""
-    calls = int(config.getoption("--fuzz") or (1000 if config.getoption("--all") else 60))
+    calls = int(config.getoption("--fuzz") or (1000 if config.getoption("--all") else 40))
     start = int(str(config.getoption("--fuzz-from")))
     return start, start + calls
 

@@ -36,7 +36,7 @@ class Module(L.LightningModule):
     def __init__(self, fails_at: int | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net, self.fails_at = ByteModel(ByteConfig(layers=2, context=CONTEXT)), fails_at
+        self.net, self.fails_at = ByteModel(ByteConfig(layers=2, width=32, context=CONTEXT)), fails_at
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if batch_idx == self.fails_at:

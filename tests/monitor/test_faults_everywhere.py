@@ -153,7 +153,7 @@ def test_a_fault_in_any_function_of_ours_stops_no_training_and_changes_no_bit(
     ways = [
         code for code in codes if code.co_filename.endswith(("sites/transformers.py", "sites/tap.py", "sites/act.py"))
     ]
-    some = dict.fromkeys([*doors[::16], *codes[::96]] if case == "own" else ways[:: 10 if case != "stored" else 40])
+    some = dict.fromkeys([*doors[::24], *codes[::160]] if case == "own" else ways[:: 16 if case != "stored" else 60])
     chosen, faults = list(codes if full_size else some), 0
     for code in chosen:
         name = f"{os.path.relpath(code.co_filename, ROOT)}: {code.co_qualname}"

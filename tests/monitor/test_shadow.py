@@ -51,7 +51,7 @@ def eager() -> dict[str, Tensor]:
 @torch_warns
 @pytest.mark.parametrize("before", [False, True], ids=["", "watched first"])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.quick("whole-", "in_place-watched first")
+@pytest.mark.quick("whole-]", "blocks_in_place-watched first")
 def test_a_compiled_training_is_the_same_to_the_last_bit_and_every_head_is_read(
     way: Compile, before: bool, eager: dict[str, Tensor]
 ) -> None:

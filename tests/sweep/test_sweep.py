@@ -37,7 +37,7 @@ PARTS = 6
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-@pytest.mark.quick("gpt_oss", "t5", "diffllama", "mamba")
+@pytest.mark.quick("gpt_oss", "t5", "diffllama")
 def test_a_model_that_is_made_small_by_rule_is_read_exactly_or_named_with_the_reason(name: str) -> None:
     if name not in all_types():
         pytest.skip(f"this transformers has no {name}")
