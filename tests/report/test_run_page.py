@@ -20,7 +20,7 @@ from attemper.results.run import Run
 from tests.report import readings
 from tests.report.conftest import shown_text
 from tests.report.test_page import data_of
-from tests.support.runs import written
+from tests.support.runs import collapsing, written
 from tests.support.samples import sample, samples, sites
 
 
@@ -85,6 +85,17 @@ def test_a_card_has_the_beginning_and_the_worst_of_an_alarm_and_the_panel_the_re
     assert fallen["when"][0] == "alarm.since"
     assert [one[0] for one in fallen["more"][1]["said"]["names"]] == ["alarm.before", "alarm.latest"]
     assert fallen["of"][0] == "alarms.of_layer"
+
+
+def test_what_ended_warnings_said_to_do_is_open_and_before_the_map_if_nothing_stands(
+    collapse: Run, tmp_path: Path
+) -> None:
+    assert '<details id="ended"><summary' in run_page(collapse), "an alarm stands: what has ended is folded"
+    written(tmp_path / "run", collapsing(170, falls=1000))
+    with attemper.open(tmp_path / "run") as run:
+        html = run_page(run)
+    assert '<details id="ended" open><summary' in html
+    assert html.index('id="ended"') < html.index('id="heads-title"')
 
 
 def test_every_sample_is_in_the_history_to_a_254th_of_the_range(collapse: Run) -> None:

@@ -99,6 +99,12 @@ def test_a_large_figure_of_an_alarm_is_the_number_that_the_page_has_elsewhere() 
     assert say(said(alarm)) == "largest logit 1,633 (it was 65.1 at step 170)"
 
 
+def test_a_share_that_is_next_to_nothing_is_0() -> None:
+    (kind,) = (one for one in ALARMS if one.name == "fallen")
+    alarm = kind.alarm("a", 3, 9.2e-17, 0.02, (3e-12, 170), {**FIGURES, "before": 0.89}, step=235, since=180)
+    assert say(said(alarm)) == "normalised entropy has fallen from 0.89 at first to 0 (it was 0 at step 170)"
+
+
 def test_an_alarm_with_words_of_its_own_keeps_them() -> None:
     odd = readings.alarm("drifting", "odd", "layer.0", 0, 1.0)
     assert said(odd) == "drifting 1.0"

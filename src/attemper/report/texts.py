@@ -253,7 +253,7 @@ def said(alarm: Alarm) -> Message | str:
     if found is not None and found.key == "role.by_job":
         role = recognise(str(found.values["role"]), [f"role.{one.key}.title" for one in ROLES])
         found = Message(found.key, {**found.values, "role": role or found.values["role"]})
-    return text if found is None else _group_thousands(found)
+    return text if found is None else _for_people(found, KINDS[alarm.kind].judged)
 
 
 def duration(alarm: Alarm) -> Message | str:
@@ -306,20 +306,20 @@ def _with_unit(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     return values | {"value": message("unit.after", value=values["value"], unit=unit)}
 
 
-_THOUSANDS = re.compile(r"\d{4,}\.\d+")
+_THOUSANDS, _TINY = re.compile(r"\d{4,}\.\d+"), re.compile(r"[\d.]+e-\d+")
 
 
-def _group_thousands(found: Message) -> Message:
-    """Numbers of 1,000 and more as a page has them everywhere: ``1,633``, where the message says 1633.4."""
+def _for_people(found: Message, share: bool) -> Message:
+    """Numbers as a page has them everywhere: ``1,633``, where the message says 1633.4; of a ``share`` 0 for 9.2e-17."""
 
-    def with_groups(value: Any) -> Any:
-        return _group_thousands(value) if isinstance(value, Message) else value
+    def shown(value: Any) -> Any:
+        if isinstance(value, Message):
+            return _for_people(value, share)
+        return (
+            0 if share and _TINY.fullmatch(str(value)) else float(value) if _THOUSANDS.fullmatch(str(value)) else value
+        )
 
-    values = {
-        name: float(value) if _THOUSANDS.fullmatch(str(value)) else with_groups(value)
-        for name, value in found.values.items()
-    }
-    return Message(found.key, values)
+    return Message(found.key, {name: shown(value) for name, value in found.values.items()})
 
 
 NAMES = ("name.shipped_model", "name.shipped_text", "name.standard_input")
