@@ -312,14 +312,14 @@ _THOUSANDS, _TINY = re.compile(r"\d{4,}\.\d+"), re.compile(r"[\d.]+e-\d+")
 def _for_people(found: Message, share: bool) -> Message:
     """Numbers as a page has them everywhere: ``1,633``, where the message says 1633.4; of a ``share`` 0 for 9.2e-17."""
 
-    def shown(value: Any) -> Any:
+    def rewrite(value: Any) -> Any:
         if isinstance(value, Message):
             return _for_people(value, share)
         return (
             0 if share and _TINY.fullmatch(str(value)) else float(value) if _THOUSANDS.fullmatch(str(value)) else value
         )
 
-    return Message(found.key, {name: shown(value) for name, value in found.values.items()})
+    return Message(found.key, {name: rewrite(value) for name, value in found.values.items()})
 
 
 NAMES = ("name.shipped_model", "name.shipped_text", "name.standard_input")
