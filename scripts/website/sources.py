@@ -21,7 +21,7 @@ LANGUAGES = {"en": "English", "zh-CN": "中文"}
 """Language -> its name in it. The first is the language in which every page is written."""
 TRANSLATED = ".zh-CN.md"
 ENGLISH_ONLY = "本页还没有中文版，以下是英文原文。"
-SUFFIXES = {".md", ".png"}
+SUFFIXES = {".md", ".png", ".gif"}
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s:#]+)(#[^()\s]*)?\)")
