@@ -237,6 +237,7 @@ MAPPED = ((0,) * 6, (0, 0, 0, None, None, None), (1, 0, 0, 0, None, None), (None
 
 @with_normalizers(["softmax", "scalable_softmax", "sigmoid", "entmax"], quick=())
 @pytest.mark.quick("blocked", "native-softmax")
+@pytest.mark.turns(2)
 def test_mapped_calls_and_gradients_per_sample_are_those_of_a_loop(backend: str, name: str):
     call = attended(backend, name, ("entropy", "max_weight", "first_token_mass"))
     samples = [tensors(torch.float32, seed) for seed in range(2)]

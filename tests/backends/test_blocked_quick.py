@@ -43,6 +43,7 @@ QUICK = [
 
 @pytest.mark.parametrize("case", QUICK, ids=[case.name for case in QUICK])
 @pytest.mark.quick("ascending", "rows", "bias", "all at once", "bfloat16")
+@pytest.mark.turns(2)
 def test_small_tiles_agree_with_the_oracle(case: cases.Case, tiled):
     tiled(2, 3, 40)
     agreement.assert_agreement(replace(case, names=cases.MERGED), "blocked")

@@ -94,6 +94,7 @@ FULL = pytest.mark.slow("the full size of what runs smaller by default")
     "case",
     [pytest.param(case, id=case.name, marks=FULL if case.name in LARGER else []) for case in (*TAKEN, *TALL, *LONG)],
 )
+@pytest.mark.turns(2)
 def test_native_agrees_with_the_oracle(case: cases.Case):
     agreement.assert_agreement(replace(case, names=cases.MERGED), "native")
 
@@ -130,6 +131,7 @@ OTHERS = ("plain", "tall: plain", "tall: bfloat16", "tall: float16", "tall: soft
 )
 @pytest.mark.usefixtures("each_library")
 @pytest.mark.each
+@pytest.mark.turns(2)
 def test_every_instruction_set_agrees_with_the_oracle(case: cases.Case):
     test_native_agrees_with_the_oracle(case)
 

@@ -201,6 +201,7 @@ def test_the_z_loss_is_on_the_log_of_the_sum():
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "bert", "vit", "nn.MultiheadAttention", "deepseek_v3"])
+@pytest.mark.turns(2)
 def test_one_pass_and_beside_agree_in_models_of_every_kind(name: str):
     model, batch = built(name)
     model.train()

@@ -72,7 +72,7 @@ def check(name: str, change: str, dtype: str, seed: int = 0) -> None:
         ("bert", "values scaled", "float32"),
     ],
 )
-@pytest.mark.quick("permuted", "bert")
+@pytest.mark.quick("permuted")
 def test_the_same_function_in_other_weights_is_named_and_no_fault(name: str, change: str, dtype: str):
     check(name, change, dtype)
 

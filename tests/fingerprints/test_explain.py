@@ -49,6 +49,7 @@ SHORT = {
 )
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.variant}".replace(" ", "_"))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.turns(2)
 def test_a_fault_is_named_at_its_site(fault: Fault, precision: str):
     names = [SHORT[fault.kind], "bert", "mistral", "gpt_oss"]
     own = "eager" if fault.kind == "grouping" else "sdpa"

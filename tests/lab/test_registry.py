@@ -14,7 +14,7 @@ from attemper.lab import EXPERIMENTS, run
 from tests.support.experiments import Run
 
 OF_NUMBERS = ("scaling", "saturation", "temperature", "entropy")
-QUICK = ("temperature", "entropy")
+QUICK = ("entropy",)
 SLOW = pytest.mark.slow("takes many seconds")
 AGAIN = [pytest.param(name, marks=[] if name in QUICK else SLOW) for name in OF_NUMBERS]
 

@@ -168,6 +168,7 @@ WAYS: dict[str, type[own_models.Own]] = {
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.turns(2)
 def test_every_way_into_a_model_gives_the_weights_of_its_formula(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     model = WAYS[way]().double().eval()
     package: Any = ModuleType("flash_attn.flash_attn_interface")

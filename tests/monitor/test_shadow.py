@@ -114,11 +114,6 @@ def read(model: Any, **options: Any) -> dict[str, Tensor]:
         return entropies(watch)
 
 
-def test_a_tap_sees_its_attention_and_the_shadow_the_rest() -> None:
-    found = read(torch.compile(tapped("mine", None), backend="eager"))
-    assert found.keys() == {"mine", "blocks.1.attention"}
-
-
 @pytest.mark.slow("compiles for seconds")
 def test_where_taps_see_all_nothing_runs_beside() -> None:
     runs: list[int] = []
@@ -140,6 +135,7 @@ def samples(watch: Any, model: nn.Module, steps: int) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("left", [None, "two"])
+@pytest.mark.quick("two")
 def test_where_a_tap_no_longer_runs_the_next_sample_is_read_beside(left: str | None) -> None:
     model: Any = torch.compile(tapped("one", "two"), backend="eager")
     with attemper.watch(model) as watch, torch.no_grad():

@@ -56,6 +56,7 @@ def watched(*stats: str, **options: Any) -> attemper.Scan:
 
 @pytest.mark.parametrize("read", [scanned, watched])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.turns(2)
 def test_every_statistic_is_reported_or_of_rows_or_refused(name: str, read: Callable[..., attemper.Scan]) -> None:
     if name == "key_mass":
         where = "scan" if read is scanned else "watch"
@@ -98,6 +99,7 @@ def test_the_names_of_records_are_those_of_statistics() -> None:
 
 
 @pytest.mark.parametrize("name", REPORTED)
+@pytest.mark.turns(2)
 def test_it_stands_in_every_table(name: str) -> None:
     pytest.importorskip("pandas")
     field = FIELDS_OF[name]

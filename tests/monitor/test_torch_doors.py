@@ -104,6 +104,7 @@ def told(model: nn.Module, called: Callable[[], Any], steps: int = 3) -> tuple[l
         (without_wrapper_kind, "torch._dynamo.eval_frame.OptimizedModule"),
     ],
 )
+@pytest.mark.each
 @pytest.mark.parametrize("kind", [Own, Tapped])
 def test_a_private_name_that_torch_no_longer_has_is_told_in_one_line(
     remove: Break, name: str, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch

@@ -136,6 +136,7 @@ def plain() -> list[Tensor]:
     "tensor_axes",
     "tap:_run",
 )
+@pytest.mark.turns(2)
 def test_training_goes_on_bit_for_bit_when_a_piece_of_ours_raises(piece: str, plain: list[Tensor]) -> None:
     one = model()
     with attemper.watch(one, every=2, rows=4) as watch, warnings.catch_warnings(record=True) as told:
@@ -167,6 +168,7 @@ OF_THE_REGISTRY = (
 
 
 @pytest.mark.parametrize(("observe", "piece"), OF_THE_REGISTRY)
+@pytest.mark.turns(2)
 def test_a_transformers_model_trains_on_when_a_piece_of_ours_raises(observe: str, piece: str) -> None:
     pytest.importorskip("transformers")
     from tests.monitor.tiny_models import TINY

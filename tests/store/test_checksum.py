@@ -89,7 +89,7 @@ def test_no_flipped_bit_changes_what_a_run_shows_without_an_error(runs, kind, re
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}, {kind}, {len(whole_file):,} bytes")
     draw, found = random.Random(seed), Counter()
-    few = 500 if request.config.getoption("--all") else 40 if kind == "short" else 8
+    few = 500 if request.config.getoption("--all") else 20 if kind == "short" else 8
     for place in range(max(few, 60)):
         if place >= few and found["error"]:  # two of three bits are in free pages: 8 may all be
             break

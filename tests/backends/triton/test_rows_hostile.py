@@ -55,6 +55,7 @@ def hostile_rows(keys: int = 40) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("chosen", NORMALIZERS)
 @pytest.mark.quick("entmax 1.2", "entmax 3", "topk", "threshold", "sigmoid")
+@pytest.mark.turns(2)
 def test_hostile_rows_have_the_weights_of_the_reference(chosen: str, tiled):
     tiled(16, 16)
     scores = torch.stack(list(hostile_rows().values()))

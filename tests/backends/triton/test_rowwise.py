@@ -222,6 +222,7 @@ def differentiated(call: dict[str, Any], normalizer: Any, backend: str) -> tuple
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("chosen", ["sparsemax", "entmax", "topk", "sigmoid"])
+@pytest.mark.turns(2)
 def test_half_precision_agrees_but_for_the_rounding_of_weights_and_results(chosen: str, dtype: torch.dtype, tiled):
     tiled(8, 8)
     number = {"entmax": torch.tensor([1.2, 1.7]), "sigmoid": torch.tensor([-1.0, 0.5])}.get(chosen)
