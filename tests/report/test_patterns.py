@@ -170,7 +170,7 @@ def test_the_grid_opens_each_head_large_by_keyboard_alone(
     assert [one.is_visible() for one in shown.locator(".small-map").all()] == [False, True, False] * 2
     shown.click("#language")
     shown.click("#theme")
-    other = "Weight on the token before" if locale != "en" else "放在 query 前一个"
+    other = "Weight on the token before" if locale != "en" else "落在 query 前一个"
     assert other in (shown.text_content("#role-meaning") or "")
 
 
