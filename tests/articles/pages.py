@@ -27,7 +27,7 @@ INTRO = (
         "snippets has a verdict, which opens to the checks, and the line of attemper that does the same. "
         "[maths.md](../maths.md) has the formulas. `python scripts/article_pages.py` writes this page from the runs. "
         "To follow along:",
-        "这个库的背后是五篇讲注意力、温度和熵的中文文章。下面逐段给出结论（点开可看验证），以及 attemper 里做同一件事的"
+        "这个库的背后是五篇讲注意力、温度和熵的中文文章。下面逐段给出结论（点开看验证），以及 attemper 里做同一件事的"
         "那一行。公式见 [maths.md](../maths.md)（英文）。本页由 `python scripts/article_pages.py` 运行全部代码后写成。"
         "想跟着运行，先执行：",
     ),
@@ -36,14 +36,14 @@ PREAMBLE = "import math\nimport numpy as np\nimport torch\nimport attemper\nfrom
 ARTICLE = Text(
     "`article` is the snippet as a module, with its missing imports added and `torch.manual_seed(0)` before it. Some "
     "use this small model:",
-    "`article` 是把片段当作模块、补上漏掉的 import 之后的样子，之前都执行 `torch.manual_seed(0)`。有些片段要用这个"
+    "`article` 是补上漏掉的 import 之后、当作模块载入的片段，每段之前都执行 `torch.manual_seed(0)`。有些片段要用这个"
     "小模型：",
 )
 NAMES = json.loads((ROOT / "src" / "attemper" / "article_names.json").read_text("utf-8"))
 NAMES_SAY = Text(
     "You know a name from one of the articles: which line of attemper replaces it? `attemper.softmax` and the others "
     "raise an error that shows the same line.",
-    "文章里的名称，在 attemper 里应当怎样写？直接用 `attemper.softmax` 这样的名称，报错也会给出同一行：",
+    "文章里的名称，在 attemper 里怎样写？如果直接写 `attemper.softmax` 这样的名称，报错信息也会给出同一行：",
 )
 NAMES_HEAD = Text("| in the articles | here |", "| 文章里 | 在这里 |")
 RUNS = Text("runs as printed", "可直接运行")
@@ -54,6 +54,8 @@ PRINTS = Text("It prints:", "它打印：")
 THEN = Text("Then it stops:", "随后中断：")
 HERE = Text("**In attemper:**", "**在 attemper 里：**")
 BETWEEN = Text(", ", "、")
+STOP = Text(". ", "。")
+COLON = Text(": ", "：")
 
 
 def page(language: str) -> str:
@@ -97,7 +99,7 @@ def section(case: Case, language: str) -> list[str]:
     verdict = case.verdict.of(language)
     summary = re.sub(r"`([^`]+)`", r"<code>\1</code>", verdict)  # Markdown is not read there
     folded = [f"<details><summary>{summary}</summary>", *checks, "</details>"] if checks else [verdict]
-    said = Text(*(f"{HERE.of(name)} `{case.line}`. {case.here.say.of(name)}" for name in ("en", "zh")))
+    said = Text(*(f"{HERE.of(name)} `{case.line}`{STOP.of(name)}{case.here.say.of(name)}" for name in ("en", "zh")))
     missing = [case.missing.say.of(language)] if case.missing else []
     return [
         f"### {case.title.of(language)}",
@@ -111,7 +113,7 @@ def _as_printed(case: Case, run: Run, language: str) -> list[str]:
     """Where the snippet is, and what happens when it runs as the article prints it."""
     parts = [f"[`{case.file.name}`](../../{case.file.relative_to(ROOT)})"]
     if case.snippet:
-        parts[0] += f": {_complaints(run, language)}"
+        parts[0] += f"{COLON.of(language)}{_complaints(run, language)}"
     if case.restored:
         parts[0] += " " + RESTORED.of(language)
     if case.inputs:

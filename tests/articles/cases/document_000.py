@@ -10,14 +10,14 @@ CONDITIONAL = Case(
     title=Text("`ConditionalTemperatureAttention`", "`ConditionalTemperatureAttention`"),
     verdict=Text(
         "`forward` fails. Once fixed, it looks into the future and can divide by 0.",
-        "`forward` 报错；修好之后会看到未来，还可能除以 0",
+        "`forward` 会报错；修好之后又会看到后面的 token，还可能除以 0",
     ),
     line="attention(..., temperature=tensor)",
     steps=(
         Step(
             Text(
                 "`forward` uses `d_model`, which only `__init__` knows:",
-                "`forward` 用了只有 `__init__` 才有的 `d_model`：",
+                "`forward` 用到了 `d_model`，但它只存在于 `__init__` 里：",
             ),
             """\
 layer = article.ConditionalTemperatureAttention(16, 4)
@@ -57,8 +57,8 @@ layer.temp_net[2].bias.data.zero_()
         Text(
             "It takes a temperature of any shape up to [B, H, Q]. `attemper.nn.ConditionalTemperature` predicts "
             "one per query, between a floor and a ceiling.",
-            "任何能广播到 [B, H, Q] 的温度都可以传给 `attention`，这里传入的就是它的温度。"
-            "`attemper.nn.ConditionalTemperature` 只由每个 query 自己来预测温度，并限制在上下限之间。",
+            "能广播到 [B, H, Q] 的温度都可以传给 `attention`，这里就把文章的温度传进去。"
+            "`attemper.nn.ConditionalTemperature` 则由每个 query 各自预测温度，并限制在上下限之间。",
         ),
         """\
 q, k, v = (p(x).view(1, 6, 4, 4).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
@@ -73,14 +73,14 @@ print(torch.allclose(output, layer(x)[0], atol=1e-6), result.stats.per_head()["e
 LAYERWISE = Case(
     name="000_layerwise_schedule",
     title=Text("`LayerwiseTemperatureSchedule`", "`LayerwiseTemperatureSchedule`"),
-    verdict=Text("Linear and exponential are right. The u is upside down.", "linear 和 exp 正确；u 型上下颠倒"),
+    verdict=Text("Linear and exponential are right. The u is upside down.", "linear 和 exp 是对的；u 型上下颠倒"),
     line="schedules.layerwise(...)",
     steps=(
         Step(
             Text(
                 "The comment promises a high start and end; the code does the reverse and reaches "
                 "0.75 there. An unknown pattern gives 1.0.",
-                "注释写“中间低，两端高”，代码正好相反，两端只到 0.75。写错 pattern 名字时直接返回 1.0。",
+                "注释写“中间低，两端高”，代码正好相反，两端只到 0.75。pattern 的名字写错，就直接返回 1.0。",
             ),
             """\
 for pattern in ("linear", "u", "exp", "no such pattern"):
@@ -109,7 +109,7 @@ REGULARIZED = Case(
     ),
     verdict=Text(
         "The loss is right, except in float16. Around a model it is silently 0, or its labels are not shifted.",
-        "单个损失除 float16 外正确；套在模型上，要么悄悄为 0，要么交叉熵忘了把标签错开一位",
+        "损失本身除 float16 外都对；用到模型上，要么悄悄变成 0，要么交叉熵忘了把标签错开一位",
     ),
     line='attention(..., stats=("entropy",))',
     needs_model=True,
@@ -141,7 +141,7 @@ print(regularized(tokens, labels=tokens)["ent_loss"])
         Step(
             Text(
                 "With eager attention the term sums over layers, and cross-entropy asks each token to predict itself:",
-                "换成 eager 后，这一项是各层之和，随层数增长；交叉熵没有错开一位，每个 token 都在预测自己：",
+                "换成 eager 后，这一项是各层之和，层数越多越大；标签没有错开一位，每个 token 都在预测自己：",
             ),
             """\
 model.set_attn_implementation("eager")
@@ -172,13 +172,13 @@ print(penalty, article.entropy_regularized_attention_loss(torch.softmax(q @ k.mT
 SCHEDULE = Case(
     name="000_entropy_schedule",
     title=Text("`EntropySchedule`", "`EntropySchedule`"),
-    verdict=Text("It starts at temperature 0, and its cosine runs backwards.", "从 0 开始；余弦方向反了"),
+    verdict=Text("It starts at temperature 0, and its cosine runs backwards.", "温度从 0 开始；余弦的方向反了"),
     line="schedules.warmup_anneal(...)",
     steps=(
         Step(
             Text(
                 "It starts at 0, drops from 2 to 0.1 after warm-up, then *rises* to 2.0:",
-                "从 0 开始，预热一结束就从 2 掉到 0.1，然后一路*升*到 2.0：",
+                "温度从 0 开始，预热一结束就从 2 掉到 0.1，然后一路*升*到 2.0：",
             ),
             """\
 schedule = article.EntropySchedule()
@@ -205,7 +205,7 @@ for kind in ("curriculum", "contrastive"):
     here=Step(
         Text(
             "It starts at 1. A temperature of 0 raises an error:",
-            "从 1 开始；温度为 0 会报错，而不是算出 NaN：",
+            "温度从 1 开始；温度为 0 会报错，不会算出 NaN：",
         ),
         """\
 schedule = attemper.schedules.warmup_anneal(2.0, 0.1)

@@ -7,7 +7,7 @@ from tests.articles.case import Case, Step, Text
 MONITOR = Case(
     name="000_entropy_monitor",
     title=Text("`AttentionEntropyMonitor`", "`AttentionEntropyMonitor`"),
-    verdict=Text("It works once it has two samples.", "有两次以上采样时正确"),
+    verdict=Text("It works once it has two samples.", "有两次以上采样，结果就是对的"),
     line="watch(model)",
     needs_model=True,
     steps=(
@@ -26,7 +26,7 @@ for name, value in monitor.get_statistics()["layer_0"].items():
 """,
         ),
         Step(
-            Text("After a single sample, it fails:", "只有一次采样时无法拟合直线："),
+            Text("After a single sample, it fails:", "只有一次采样，就无法拟合直线："),
             """\
 monitor = article.AttentionEntropyMonitor(num_layers=1, num_heads=4)
 monitor.analyze(0, torch.softmax(scores, dim=-1))
@@ -37,7 +37,7 @@ monitor.get_statistics()
     here=Step(
         Text(
             "It works with any kernel and leaves padded queries out.",
-            "任何 kernel 都行，padding 的 query 不计入。",
+            "用什么 kernel 都行，padding 的 query 不计入。",
         ),
         """\
 with attemper.watch(model) as watch:
@@ -55,7 +55,7 @@ ANOMALY = Case(
     title=Text("`detect_attention_anomaly`", "`detect_attention_anomaly`"),
     verdict=Text(
         "It fails on the monitor's own statistics. Its limits in nats fit one length only.",
-        "接不上监控器自己的统计结果；以 nats 为单位的阈值只适合一种长度",
+        "接不上监控器自己的结果；阈值以 nats 为单位，只适合一种长度",
     ),
     line="scan(model, batches).alarms",
     steps=(
@@ -67,13 +67,13 @@ ANOMALY = Case(
             'article.detect_attention_anomaly({"layer_0": {"mean": np.array([1.2, 2.9])}})\n',
         ),
         Step(
-            Text("With one head, the message fails:", "只有一个头时比较能通过，拼消息时又出错："),
+            Text("With one head, the message fails:", "只有一个头时，比较能通过，拼消息时又出错："),
             'article.detect_attention_anomaly({"layer_0": {"mean": np.array([1.2])}})\n',
         ),
         Step(
             Text(
                 "It assumes 512 keys: uniform attention over 7 counts as a collapse, over 274 as normal:",
-                "它假定有 512 个 key：完全均匀的注意力，7 个 key 判成坍缩，274 个判成正常。",
+                "它假定有 512 个 key。同样是完全均匀的注意力，有 7 个 key 就判成坍缩，有 274 个又判成正常。",
             ),
             """\
 for n in (7, 8, 274, 275, 512):
@@ -85,7 +85,7 @@ for n in (7, 8, 274, 275, 512):
     here=Step(
         Text(
             "Alarms divide the entropy by the log of the visible keys. Uniform attention over 40 keys:",
-            "警报用熵除以可见 key 数的对数。均匀注意力，40 个 key：",
+            "警报看的是熵除以可见 key 数的对数。以 40 个 key 的均匀注意力为例：",
         ),
         """\
 class Uniform(torch.nn.Module):
@@ -103,7 +103,7 @@ DEBUG = Case(
     title=Text("`debug_attention_entropy`", "`debug_attention_entropy`"),
     verdict=Text(
         "It is silent on SDPA models. With eager attention it needs `attention_entropy`, which does not exist.",
-        "对 SDPA 模型毫无输出；否则 `attention_entropy` 未定义",
+        "用 SDPA 的模型什么也读不出；换成别的，`attention_entropy` 又没有定义",
     ),
     line="scan(model, [batch])",
     needs_model=True,
@@ -123,7 +123,7 @@ DEBUG = Case(
             Text(
                 "With that function added, it applies limits in nats to heads that see at most 12 "
                 "keys, and leaves eval mode on:",
-                "补上这个函数后，它用固定的 nats 阈值判断最多只看 12 个 key 的头，还把模型留在 eval 模式：",
+                "补上这个函数就能运行。但头最多只看 12 个 key，它却用固定的 nats 阈值判断，还把模型留在 eval 模式：",
             ),
             """\
 article.attention_entropy = lambda weights: functional.entropy_of(weights).mean(dim=(0, 2))
@@ -135,7 +135,7 @@ print(model.training)
     here=Step(
         Text(
             "It keeps the model's mode.",
-            "`scan` 读出同样的值，不改变模型的状态。",
+            "`scan` 读出同样的值，又不改变模型的状态。",
         ),
         """\
 scan = attemper.scan(model.train(), [batch])

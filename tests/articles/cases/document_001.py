@@ -7,11 +7,11 @@ from tests.articles.case import Case, Document, Step, Text
 SOFTMAX = Case(
     name="001_softmax",
     title=Text("`Softmax([10, 20, 30])`", "`Softmax([10, 20, 30])`"),
-    verdict=Text("A formula, not code. It is true to four digits.", "是公式不是代码；四位小数内成立"),
+    verdict=Text("A formula, not code. It is true to four digits.", "这是公式，不是代码；四位小数以内是对的"),
     line="softmax(scores)",
     steps=(),
     here=Step(
-        Text("The two zeros, with more digits:", "那两个 0 写得更精确些："),
+        Text("The two zeros, with more digits:", "把那两个 0 写得更精确些："),
         "print(functional.softmax(torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64)))\n",
     ),
 )
@@ -19,7 +19,7 @@ SOFTMAX = Case(
 SCALED = Case(
     name="001_scaled_scores",
     title=Text("`scaled_scores = scores / sqrt(d_k)`", "`scaled_scores = scores / sqrt(d_k)`"),
-    verdict=Text("Right, once you define its names.", "变量和 sqrt 都给出后正确"),
+    verdict=Text("Right, once you define its names.", "给出变量和 sqrt 之后，是对的"),
     line="attention(q, k, v)",
     inputs="import torch\nq, k = torch.randn(2, 1, 1, 1000, 64).unbind()\nscores, d_k = q @ k.mT, 64\n",
     steps=(
@@ -31,7 +31,7 @@ SCALED = Case(
     here=Step(
         Text(
             "`attention` scales by itself. For scores that you have, pass a temperature:",
-            "`attention` 自己会除以头大小的平方根。已有分数时，传入温度即可：",
+            "`attention` 自己会除以头大小的平方根。如果手里已经是分数，传入温度即可：",
         ),
         """\
 weights = functional.softmax(article.scores, temperature=math.sqrt(article.d_k))
@@ -47,7 +47,7 @@ TABLE = Case(
     title=Text("the table for d = 2, 4, 512, 1024", "d = 2、4、512、1024 的表格"),
     verdict=Text(
         "The variances are right. The range is two standard deviations, and 45.2 should be 45.3.",
-        "方差正确；范围其实是 ±2 个标准差，45.2 应为 45.3",
+        "方差是对的；范围其实是 ±2 个标准差，45.2 应为 45.3",
     ),
     line="attemper lab scaling",
     snippet=False,
@@ -69,7 +69,7 @@ print(f"{math.exp(-2 * math.sqrt(2)):.3f}")
     here=Step(
         Text(
             "In Python; it also samples the variances:",
-            "在 Python 里；还会抽样核对方差：",
+            "在 Python 里这样运行，它还会抽样核对方差：",
         ),
         """\
 from attemper import lab
@@ -102,7 +102,7 @@ FULL = Case(
     title=Text("the full example", "完整例子"),
     verdict=Text(
         "It prints what the article says. Its scaled gradient is 32 times too small to compare.",
-        "输出与文章一致；但“缩放后的梯度”只有其 1/32，不能直接比较",
+        "输出与文章一致；但“缩放后的梯度”只有应有值的 1/32，不能直接比较",
     ),
     line="softmax_jacobian(scores)",
     steps=(
@@ -110,7 +110,7 @@ FULL = Case(
             Text(
                 "Both gradients are for the *unscaled* scores. For the scores of the softmax, the "
                 "second is 32 times larger:",
-                "两个梯度都是对*未缩放*分数求的。对 softmax 看到的分数求，第二个大 32 倍：",
+                "两个梯度都是对*未缩放*分数求的。如果对 softmax 实际看到的分数求，第二个是它的 32 倍：",
             ),
             """\
 scaled = (torch.tensor([100.0, 120.0, 150.0]) / 32).requires_grad_()
@@ -136,7 +136,7 @@ DOCUMENT = Document(
     title=Text("why scores are scaled", "为什么缩放注意力分数"),
     about=Text(
         "The longer examples stand on one line; their two results are stored with the snippets.",
-        "较长的例子原文挤在一行里。两处打印结果和片段存放在一起。",
+        "较长的例子在原文里挤成了一行。两处打印结果与片段放在一起。",
     ),
     cases=(SOFTMAX, SCALED, TABLE, SIMPLE, FULL),
 )

@@ -9,7 +9,7 @@ CROSS = Case(
     title=Text("`CrossAttention`", "`CrossAttention`"),
     verdict=Text(
         "The penalty is right. The output projection uses only the diagonal of its matrices.",
-        "惩罚项正确；输出投影只用到矩阵的对角线",
+        "惩罚项是对的；输出投影只用到矩阵的对角线",
     ),
     line='attention(..., stats=("entropy",))',
     steps=(
@@ -45,7 +45,7 @@ print(torch.allclose(theirs, torch.einsum("abcd, cde->abe", heads, kernel), atol
             "`attemper.integrations.keras.CrossAttention(3, 16, entropy_regularizer=0.2)`. For "
             "any attention, one line:",
             "用 `attemper.nn.CrossAttention`；Keras 3 里用 `attemper.integrations.keras.CrossAtte"
-            "ntion(3, 16, entropy_regularizer=0.2)`。对任意注意力，惩罚项只需一行：",
+            "ntion(3, 16, entropy_regularizer=0.2)`。换成别的注意力，惩罚项也只要一行：",
         ),
         """\
 q = torch.einsum("abc, cde->adbe", Q, layer.qdk)  # [B, heads, queries, 16]
@@ -59,7 +59,7 @@ print((result.stats.entropy - 0.2).square().mean().item())
 FIT = Case(
     name="002_fit",
     title=Text("`fit`", "`fit`"),
-    verdict=Text("It trains, but never prints its loss.", "能训练；但从不打印损失"),
+    verdict=Text("It trains, but never prints its loss.", "能训练，但从不打印损失"),
     line="regularize(model, penalty)",
     builds_on=("002_cross_attention",),
     steps=(
@@ -98,7 +98,7 @@ print(layer.q_proj.weight.grad.isfinite().all(), penalty.value > 0)
 MODEL = Case(
     name="002_model",
     title=Text("`model` and 1,000 steps", "`model` 与 1000 步训练"),
-    verdict=Text("It ends at a mean entropy of 0.19; alpha is 0.2.", "训练后平均熵 0.19，alpha 为 0.2"),
+    verdict=Text("It ends at a mean entropy of 0.19; alpha is 0.2.", "训练后的平均熵是 0.19，alpha 是 0.2"),
     line="nn.CrossAttention(...)",
     builds_on=("002_cross_attention", "002_fit"),
     slow=True,

@@ -9,7 +9,7 @@ RANGES = Case(
     title=Text("variances and 3 sigma ranges, d = 64", "d = 64 时的方差与 3σ 范围"),
     verdict=Text(
         "24 and 3 are right. 0.9375 should be 0.375, 3.8e-5 should be 3.8e-6, and 0.0058 should be 0.0059.",
-        "24 和 3 正确；0.9375 应为 0.375，3.8e-5 应为 3.8e-6，0.0058 应为 0.0059",
+        "24 和 3 是对的；0.9375 应为 0.375，3.8e-5 应为 3.8e-6，0.0058 应为 0.0059",
     ),
     line="attemper lab scaling",
     snippet=False,
@@ -42,7 +42,7 @@ WEIGHTS = Case(
     name="003_weights",
     title=Text("[12, 8, 10] divided in four ways, d = 16", "[12, 8, 10] 的四种缩放，d = 16"),
     verdict=Text(
-        "All four rows are right. The scores have variance 4, not 16.", "四行都正确；但这组分数的方差是 4，不是 16"
+        "All four rows are right. The scores have variance 4, not 16.", "四行都对；但这组分数的方差是 4，不是 16"
     ),
     line="softmax(scores, temperature=...)",
     snippet=False,

@@ -8,7 +8,7 @@ from tests.articles.cases.document_004_tools import ADAPTIVE, ANALYSIS, ENTMAX, 
 ATTENTION = Case(
     name="004_softmax_attention",
     title=Text("`softmax`, `attention`", "`softmax`、`attention`"),
-    verdict=Text("Right, but a row that sees nothing is NaN.", "正确；但整行被掩码时得到 NaN"),
+    verdict=Text("Right, but a row that sees nothing is NaN.", "是对的；但整行被掩码时，得到 NaN"),
     line="attention(q, k, v)",
     steps=(
         Step(
@@ -27,7 +27,7 @@ print(article.softmax(torch.full((3,), -math.inf)))
     here=Step(
         Text(
             "It adds the entropy of every row. A row that sees nothing is 0.",
-            "结果相同，另给出每一行的熵；什么都看不见的行是 0。",
+            "结果相同，还给出每一行的熵；什么都看不见的行是 0。",
         ),
         """\
 result = attemper.attention(q, k, v, stats="all")
@@ -41,17 +41,17 @@ print(functional.softmax(torch.full((3,), -math.inf)))
 COMPLEXITY = Case(
     name="004_complexity",
     title=Text("`standard_attention_complexity`", "`standard_attention_complexity`"),
-    verdict=Text("It fails on numbers and needs SymPy symbols.", "传数字会报错；传 SymPy 符号才能计数"),
+    verdict=Text("It fails on numbers and needs SymPy symbols.", "传数字会报错，传 SymPy 符号才能计数"),
     line="attemper lab complexity",
     steps=(
         Step(
-            Text("Numbers have no `.subs`; SymPy symbols do:", "`.subs` 是 SymPy 的方法，数字没有："),
+            Text("Numbers have no `.subs`; SymPy symbols do:", "`.subs` 是 SymPy 的方法，数字没有这个方法："),
             "article.standard_attention_complexity(512, 64)\n",
         ),
         Step(
             Text(
                 "A multiply-add counts as one operation, and so does a softmax entry:",
-                "用符号时，一次乘加算一次运算，一个 softmax 元素也只算一次：",
+                "用符号计数，一次乘加只算一次运算，softmax 的一个元素也只算一次：",
             ),
             """\
 import sympy
@@ -78,7 +78,7 @@ print(operations(512, 64).total, usual_operations(512, 64))
 STABLE = Case(
     name="004_stable_softmax",
     title=Text("`numerically_stable_softmax`", "`numerically_stable_softmax`"),
-    verdict=Text("Right. It is the first `softmax` again.", "正确；就是前面的 `softmax`"),
+    verdict=Text("Right. It is the first `softmax` again.", "是对的；它就是前面的 `softmax`"),
     line="softmax(scores)",
     steps=(
         Step(
@@ -92,7 +92,7 @@ STABLE = Case(
 SCALED = Case(
     name="004_scaled_softmax",
     title=Text("`scaled_softmax`", "`scaled_softmax`"),
-    verdict=Text("Right for temperatures above 0, which it does not check.", "温度大于 0 时正确，但它不做检查"),
+    verdict=Text("Right for temperatures above 0, which it does not check.", "温度大于 0 时是对的，但它不检查温度"),
     line="softmax(scores, temperature=...)",
     builds_on=("004_softmax_attention",),
     steps=(
@@ -111,7 +111,7 @@ for temperature in (0.5, 2.0, 0.0, -1.0):
     here=Step(
         Text(
             "Infinity gives uniform weights; 0 and below raise an error.",
-            "温度可以是无穷大（均匀分布）；0 和负数会被拒绝。",
+            "温度可以是无穷大（均匀分布）；0 和负数会报错。",
         ),
         """\
 for temperature in (0.5, 2.0, math.inf, -1.0):
@@ -123,14 +123,14 @@ for temperature in (0.5, 2.0, math.inf, -1.0):
 TOP_K = Case(
     name="004_top_k_softmax",
     title=Text("`top_k_softmax`", "`top_k_softmax`"),
-    verdict=Text("Right, but it fails if a row is shorter than k.", "正确；但一行不足 k 个元素时报错"),
+    verdict=Text("Right, but it fails if a row is shorter than k.", "是对的；但一行不足 k 个元素就报错"),
     line="topk_softmax(scores, k)",
     builds_on=("004_softmax_attention",),
     steps=(
         Step(
             Text(
                 "Exactly k keys keep weight, even with ties:",
-                "恰好保留 k 个 key，即使有并列；可见 key 不足 k 个的行就保留这些。",
+                "即使有并列，也恰好保留 k 个 key；可见的 key 不足 k 个，就全部保留。",
             ),
             """\
 rows = torch.tensor([[3.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, -math.inf, -math.inf, -math.inf]])
@@ -141,7 +141,7 @@ print(weights[0], (weights[1] > 0).sum(), weights[2])
         Step(
             Text(
                 "If k exceeds the number of keys, it fails:",
-                "k 大于 key 的个数时报错，而不是退回普通 softmax：",
+                "k 大于 key 的个数就报错，没有退回普通的 softmax：",
             ),
             "article.top_k_softmax(rows, 5)\n",
         ),

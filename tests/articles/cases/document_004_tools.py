@@ -8,7 +8,8 @@ KERNEL = Case(
     name="004_kernel_attention",
     title=Text("`kernel_attention`", "`kernel_attention`"),
     verdict=Text(
-        "Right for one head. It fails on [B, H, Q, D] and is not causal.", "单头正确；[B, H, Q, D] 输入报错；不支持因果"
+        "Right for one head. It fails on [B, H, Q, D] and is not causal.",
+        "单头是对的；[B, H, Q, D] 的输入会报错；不支持因果",
     ),
     line="linear_attention(q, k, v)",
     steps=(
@@ -26,7 +27,7 @@ print(torch.allclose(article.kernel_attention(q, k, v), expected, atol=1e-5))
 """,
         ),
         Step(
-            Text("With a head dimension, `bmm` fails:", "多出头这一维，`bmm` 就报错："),
+            Text("With a head dimension, `bmm` fails:", "多了头的维度，`bmm` 就报错："),
             "article.kernel_attention(*torch.randn(3, 2, 4, 6, 8).unbind())\n",
         ),
     ),
@@ -48,7 +49,7 @@ ENTMAX = Case(
     title=Text("`entmax15`", "`entmax15`"),
     verdict=Text(
         "Its threshold function does not exist. The result is right if that returns 2 tau, wrong if it returns tau.",
-        "阈值函数不存在；它若返回 2 tau 则正确，若返回 tau 则错误",
+        "没有给出阈值函数；它如果返回 2 tau 就对，返回 tau 就错",
     ),
     line="entmax15(scores)",
     steps=(
@@ -89,13 +90,13 @@ print(functional.entmax15(scores), functional.entmax(scores, 1.5))
 ANALYSIS = Case(
     name="004_analyze_distribution",
     title=Text("`analyze_attention_distribution`", "`analyze_attention_distribution`"),
-    verdict=Text("Right, but its Gini coefficient has the wrong sign.", "其余正确，但基尼系数符号反了"),
+    verdict=Text("Right, but its Gini coefficient has the wrong sign.", "其余都对，但基尼系数的符号反了"),
     line="entropy_of, gini, max_weight, effective_tokens",
     steps=(
         Step(
             Text(
                 "It sorts in descending order, the formula needs ascending: one-hot weights (second) give -3/4:",
-                "公式要升序，代码却按降序排：one-hot 权重（第二个）得 -3/4，应为 3/4。",
+                "公式要求升序，代码却按降序排：one-hot 权重（第二个）得到 -3/4，应为 3/4。",
             ),
             """\
 weights = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.0, 1.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]])
@@ -105,7 +106,7 @@ for name, value in article.analyze_attention_distribution(weights).items():
         ),
     ),
     here=Step(
-        Text("Each measure has a function:", "一个函数对应一个量："),
+        Text("Each measure has a function:", "每个量都有一个函数："),
         """\
 for measure in (functional.entropy_of, functional.gini, functional.max_weight, functional.effective_tokens):
     print(measure.__name__, [round(x, 4) for x in measure(weights).tolist()])
@@ -116,7 +117,7 @@ for measure in (functional.entropy_of, functional.gini, functional.max_weight, f
 GRADIENT = Case(
     name="004_softmax_gradient",
     title=Text("`softmax_gradient`", "`softmax_gradient`"),
-    verdict=Text("Right for the last dimension only.", "只有最后一维时正确"),
+    verdict=Text("Right for the last dimension only.", "只有对最后一维才是对的"),
     line="softmax_jacobian(scores)",
     builds_on=("004_softmax_attention",),
     steps=(
@@ -131,7 +132,7 @@ print(torch.allclose(article.softmax_gradient(scores), expected, atol=1e-6))
         Step(
             Text(
                 "Another `dim` fails, or is silently wrong if the tensor is square:",
-                "`dim` 没有传给雅可比：换一维就报错，方阵则悄悄算错。",
+                "`dim` 没有传给雅可比矩阵：换一维就报错；如果是方阵，还会悄悄算错。",
             ),
             """\
 square = torch.randn(3, 3)
@@ -142,7 +143,7 @@ article.softmax_gradient(scores, dim=0)
         ),
     ),
     here=Step(
-        Text("It takes any dimension and a temperature:", "任意维度，还可带温度："),
+        Text("It takes any dimension and a temperature:", "哪一维都行，还可以带温度："),
         """\
 print(torch.allclose(functional.softmax_jacobian(scores), article.softmax_gradient(scores), atol=1e-6))
 print(torch.allclose(functional.softmax_jacobian(square, dim=0), expected, atol=1e-6))
@@ -155,7 +156,7 @@ OPTIMISATION = Case(
     title=Text("the optimisation (pseudo code)", "计算优化（伪代码）"),
     verdict=Text(
         "Pseudo code that stops at `flash_attention`. Only one half has dropout.",
-        "如其所言是伪代码，停在 `flash_attention`；而且只有一半带 dropout",
+        "如文中所说，是伪代码，运行到 `flash_attention` 就停；而且只有一半带 dropout",
     ),
     line="attention(query, key, value)",
     inputs="import torch\nquery, key, value = torch.randn(3, 2, 4, 6, 8).unbind()\nhead_dim = 8\n",
@@ -184,13 +185,13 @@ print(torch.allclose(result.stats.max_weight, article.attention_probs.amax(-1), 
 ADAPTIVE = Case(
     name="004_adaptive_softmax",
     title=Text("`AdaptiveSoftmax`", "`AdaptiveSoftmax`"),
-    verdict=Text("Right until training pushes the temperature below 0.", "训练把温度推到 0 以下之前是对的"),
+    verdict=Text("Right until training pushes the temperature below 0.", "在训练把温度推到 0 以下之前，是对的"),
     line="softmax(scores, temperature=tensor)",
     steps=(
         Step(
             Text(
                 "Gradient descent crosses 0, and the smallest score gets the largest weight:",
-                "没有约束保证温度为正：梯度下降越过 0，分数最小的反而权重最大。",
+                "没有约束保证温度为正：梯度下降一旦越过 0，分数最小的反而权重最大。",
             ),
             """\
 module = article.AdaptiveSoftmax()
@@ -208,7 +209,7 @@ for step in range(4):
     here=Step(
         Text(
             "As an exponential it stays above 0, as in `attemper.nn.LearnedTemperature`.",
-            "温度张量可求导。写成指数形式就始终大于 0，`attemper.nn.LearnedTemperature` 正是如此。",
+            "温度可以是能求导的张量。写成指数形式，温度就始终大于 0；`attemper.nn.LearnedTemperature` 正是如此。",
         ),
         """\
 log_temperature = torch.zeros((), requires_grad=True)
@@ -226,14 +227,14 @@ for step in range(4):
 MIXED = Case(
     name="004_mixed_precision",
     title=Text("`mixed_precision_softmax`", "`mixed_precision_softmax`"),
-    verdict=Text("Right for half precision, but float64 loses digits.", "半精度正确；float64 反而丢精度"),
+    verdict=Text("Right for half precision, but float64 loses digits.", "半精度是对的；float64 反而丢精度"),
     line="softmax(scores)",
     builds_on=("004_softmax_attention",),
     steps=(
         Step(
             Text(
                 "bfloat16 is right. Computed in float32, float64 loses half of its digits:",
-                "bfloat16 用 float32 算，没错；float64 也照此处理，丢掉一半的有效数字：",
+                "bfloat16 用 float32 计算，没有错；float64 也这样算，就丢掉一半的有效数字：",
             ),
             """\
 scores = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
@@ -244,7 +245,7 @@ print(double.dtype, (double - scores.softmax(-1)).abs().max().item() > 1e-9)
         ),
     ),
     here=Step(
-        Text("It uses at least float32, and float64 for float64:", "至少用 float32，float64 则保持 float64："),
+        Text("It uses at least float32, and float64 for float64:", "至少用 float32 计算；float64 仍用 float64："),
         """\
 print(torch.equal(functional.softmax(scores.bfloat16()), half))
 print((functional.softmax(scores) - scores.softmax(-1)).abs().max().item() < 1e-15)
