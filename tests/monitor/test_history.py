@@ -460,7 +460,10 @@ def test_another_model_in_the_same_folder_is_told_once_and_nothing_is_lost(
     with attemper.watch(first.train(), store=tmp_path / "run") as watch:
         list(train(range(5), watch))
     caplog.clear()
-    with attemper.watch(another().train(), store=tmp_path / "run") as watch:
+    with (
+        attemper.watch(another().train(), store=tmp_path / "run") as watch,
+        pytest.warns(UserWarning, match="run holds steps 0 to 4, which are no longer shown"),
+    ):
         list(train(range(3), watch))
     told = [record.getMessage() for record in caplog.records if "another model" in record.getMessage()]
     assert len(told) == 1

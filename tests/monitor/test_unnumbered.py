@@ -46,7 +46,7 @@ def test_a_loop_that_is_run_again_without_numbers_goes_on_and_says_so_once(tmp_p
     assert [remark[: len(marks[0])] for remark in run.remarks] == marks
     shown = run.to_html(tmp_path / "page.html").read_text("utf-8")
     assert "Resumed at step 3 without a step number" in shown
-    assert texts.say(texts.note(run.remarks[0]), "zh").startswith("从第 3 步续训，循环没有给出步数")
+    assert texts.say(texts.note(run.remarks[0]), "zh").startswith("从第 3 步续训，但循环没有给出步数")
     assert data_of(shown)
 
 
@@ -55,6 +55,19 @@ def test_a_number_of_the_loop_or_of_a_checkpoint_says_where_it_goes_on_and_nothi
     assert trained(tmp_path / "run", numbers=True) == []
     assert trained(tmp_path / "run", 5) == []
     assert attemper.open(tmp_path / "run").remarks == ()
+
+
+def test_a_training_that_numbers_its_steps_from_0_again_hides_the_stored_run_and_says_so(tmp_path: Path) -> None:
+    trained(tmp_path / "run", numbers=True, steps=4)
+    (said,) = trained(tmp_path / "run", numbers=True)
+    assert said == (
+        "attemper: run holds steps 3 to 6, which are no longer shown: this training starts again at step 3. For a new "
+        "training pass store=attemper.Store('run', new=True), or another folder."
+    )
+    run = attemper.open(tmp_path / "run")
+    assert run.steps.tolist() == [3, 4, 5]
+    assert run.remarks == ("started again at step 3: what was stored before is not shown",)
+    assert texts.say(texts.note(run.remarks[0]), "zh") == "从第 3 步重新开始：此前存储的内容不再显示"
 
 
 def test_passes_that_go_on_without_a_step_are_told_when_the_watch_is_closed(tmp_path: Path) -> None:

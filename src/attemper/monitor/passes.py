@@ -301,12 +301,12 @@ class Passes(SampledSteps):
         return self._pass is not None or in_shadow.get() is not None
 
     def _tell(self, *, due: bool, stored: bool = False) -> None:
-        """Says once what the first sampled step does not show (``due``: also if that is all), and that a run goes
-        on without numbers of the loop. ``stored``: only of a run that outlives the process.
+        """Says once what the first sampled step does not show (``due``: also if that is all), and how a stored
+        run goes on. ``stored``: only of a run that outlives the process.
         """
         if stored and not self._recorder.is_stored:
             return
-        for said in (self._unseen(due), quietly(lambda _: self._recorder.note_no_numbers(self._schedule))(self)):
+        for said in (self._unseen(due), quietly(lambda _: self._recorder.note_restart(self._schedule))(self)):
             if said is not None:
                 warnings.warn(f"attemper: {said}", stacklevel=3)
 

@@ -341,18 +341,26 @@ class Recorder:
                 reasons.setdefault(name, UNSEEN)
         return reasons
 
-    def note_no_numbers(self, schedule: Schedule) -> str | None:
-        """What to say once where a stored run goes on and the loop has given no number; it is kept in the run."""
-        last, step = schedule.last, self.first_put
-        if not self.is_stored or last is None or step is None or schedule.numbered:
+    def note_restart(self, schedule: Schedule) -> str | None:
+        """What to say once where a stored run goes on: that the loop has given no number, which is kept in the run, or
+        one that hides all of it.
+        """
+        last, step, name = schedule.last, self.first_put, self._kept.name
+        if not self.is_stored or last is None or step is None:
             return None
-        schedule.numbered, name = True, self._kept.name
+        new = f"For a new training pass store=attemper.Store({name!r}, new=True), or another folder"
+        if schedule.numbered:
+            schedule.last = None  # it is said once
+            if self.first_step is None or step > self.first_step:
+                return None
+            hidden = f"{name} holds steps {self.first_step} to {last}, which are no longer shown"
+            return f"{hidden}: this training starts again at step {step}. {new}."
+        schedule.numbered = True
         with self._kept.earlier() as ranks:
             self._kept.describe({UNNUMBERED: [*ranks.about.get(UNNUMBERED, ()), step]})
         return (
             f"{name} holds a run up to step {last}, which goes on: this sample gets step {step}, since the loop gave "
-            f"no number. For a new training pass store=attemper.Store({name!r}, new=True), or another folder; from a "
-            "checkpoint, call watch.step(n) once before the loop, with its last step."
+            f"no number. {new}; from a checkpoint, call watch.step(n) once before the loop, with its last step."
         )
 
     def _note_shadow(self, step: int) -> None:

@@ -349,6 +349,7 @@ EXTENTS = ("extent.only", "extent.all", "extent.some")
 REMARKS = (
     "remark.lost",
     "remark.unnumbered",
+    "remark.restarted",
     "remark.thinned",
     "remark.scalars",
     "remark.shared",

@@ -222,6 +222,12 @@ class FragmentReader:
         """Of each segment that has or had a sample, in their order. Thinning takes samples, and no start."""
         return [Start(*row[:4]) for row in whole(self._tables.rows, "segment") if row[2] is not None]
 
+    @property
+    def restarts(self) -> list[int]:
+        """First steps of segments that replace all that was stored before them."""
+        steps = [start.first_step for start in self.starts]
+        return [step for place, step in enumerate(steps) if place and step <= min(steps[:place])]
+
     def _not_replaced(self, moments: Array) -> Array:
         """Without the samples that a later segment replaces: those from its first step on."""
         counts, stop = np.ones(len(moments), bool), np.iinfo(np.int64).max
