@@ -42,7 +42,7 @@ def exhibits() -> Iterator[Exhibit]:
     """Those that this environment can make."""
     yield Exhibit(
         "scan",
-        {"en": "The model that ships", "zh-CN": "随包附带的模型"},
+        {"en": "The model that ships", "zh-CN": "自带的模型"},
         {
             "en": "Sixteen heads of a byte-level language model, over a text that it was not trained on.",
             "zh-CN": "一个字节级语言模型的十六个头，读的是它训练时没见过的文本。",

@@ -426,25 +426,25 @@ FAULTS = (
 
 
 CHINESE = {
-    "batch of several": "单个序列的 batch 里文档被隔开，多个序列的 batch 里没有",
-    "concatenated": "文本首尾相接，没有任何东西告诉模型",
+    "batch of several": "batch 只有一个序列时文档被隔开，有多个序列时没有",
+    "concatenated": "文本首尾相接，却没有告诉模型边界在哪里",
     "mask of ones": "全 1 的 attention_mask 让 `position_ids` 的声明失效",
-    "state of a delta rule": "注意力隔开了打包的文档，其间的 delta rule 把状态带了过去",
-    "boundaries in the convolution alone": "`cu_seqlens` 传到了线性注意力的卷积，没有传到它的状态",
+    "state of a delta rule": "注意力隔开了打包的文档，夹在中间的 delta rule 却把状态带了过去",
+    "boundaries in the convolution alone": "`cu_seqlens` 传到了线性注意力的卷积，却没有传到它的状态",
     "boundaries are lost": "`cu_seqlens` 传到了注意力，在去往线性注意力的途中丢失",
     "convolution over boundaries": "短卷积跨过了文档的边界",
     "positions alone": "位置在每篇文档重新计数，mask 却不知道文档",
     "bool mask, added": "eager 注意力把 bool mask 当作 0 和 1 加上去",
-    "mask of an encoder": "解码器得到编码器的 mask，或没有 mask",
+    "mask of an encoder": "解码器用了编码器的 mask，或者没有 mask",
     "padding is text": "带 padding 的文本没有 mask",
-    "mean of padding": "注意力有 mask，对 token 求均值时没有",
-    "positions of padding": "学习的位置从左边的 padding 开始计数",
+    "mean of padding": "注意力用了 mask，对 token 求均值时却没有用",
+    "positions of padding": "可学习的位置从左边的 padding 开始计数",
     "padding in the state": "循环状态读入了左边的 padding",
-    "one key more": "大小为 8 的窗口把行自己的 key 算作第九个",
-    "no window": "编码器两侧的窗口被漏掉",
+    "one key more": "窗口大小是 8，却把行自己的 key 算作第九个",
+    "no window": "编码器的双侧窗口没有生效",
     "cache loses a key": "缓存丢掉了还需要的 key",
-    "no window with a cache": "窗口在读取提示时生效，用缓存读取 token 时没有",
-    "dropout at evaluation": "无论什么模式都传入 dropout_p",
+    "no window with a cache": "读取提示词时窗口生效，用缓存逐 token 读取时没有生效",
+    "dropout at evaluation": "不管什么模式都传入 dropout_p",
     "no softcap": "配置里的 softcap 没有传到 kernel",
 }
 """What goes wrong, on the Chinese page."""
@@ -487,7 +487,7 @@ def main() -> None:
     chinese = [
         one.replace(f"| {fault.what} |", f"| {CHINESE[fault.name]} |") for fault, one in zip(FAULTS, lines, strict=True)
     ]
-    write(PAGE.with_suffix(".zh-CN.md"), "| 报告 | 出了什么错 | `check` 的说法 | 修好之后 |", chinese)
+    write(PAGE.with_suffix(".zh-CN.md"), "| 报告 | 出了什么错 | `check` 的输出 | 修好之后 |", chinese)
     print("\n".join(lines))
 
 

@@ -8,7 +8,7 @@ from tests.articles.cases.document_004_tools import ADAPTIVE, ANALYSIS, ENTMAX, 
 ATTENTION = Case(
     name="004_softmax_attention",
     title=Text("`softmax`, `attention`", "`softmax`、`attention`"),
-    verdict=Text("Right, but a row that sees nothing is NaN.", "是对的；但整行被掩码时，得到 NaN"),
+    verdict=Text("Right, but a row that sees nothing is NaN.", "是对的；但整行被 mask 遮住时，得到 NaN"),
     line="attention(q, k, v)",
     steps=(
         Step(
