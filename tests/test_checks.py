@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,12 +17,15 @@ import attemper
 from attemper import InputError
 from attemper.backends.table import resolve
 from attemper.call.normalizer import normalization
-from attemper.checks import MOST, did_you_mean, index_of, one_of, positive_number, whole_number
+from attemper.checks import MOST, did_you_mean, indentation, index_of, one_of, positive_number, whole_number
 from attemper.lab import run, train
+from attemper.lab.experiment import Experiment
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import configure
+from attemper.readings.reading import Reading
 from attemper.results.comparison import Comparison
 from attemper.statistics import asked_names
+from attemper.types import Calibration, Explanation
 
 
 def test_the_nearest_name_is_named_and_a_distant_one_is_not():
@@ -112,3 +119,17 @@ def test_the_largest_numbers_are_taken():
     assert whole_number("x", MOST) == MOST
     assert positive_number("x", 10**300, "") == 1e300
     assert attemper.attention(Q, Q, Q, window_size=(MOST, MOST)).output.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [Calibration, Comparison, Experiment, Explanation, Reading, attemper.Scan])
+@pytest.mark.parametrize("path", ["a.json", Path("a.json"), True, 2.0])
+def test_a_path_in_the_place_of_an_indentation_gets_the_line_that_writes_the_file(kind: Any, path: Any):
+    reading = Mock(to_json=partial(Reading.to_json, Mock()))
+    self = Mock(spec=kind, to_dict=dict, reading=reading)
+    name = r"'a\.json'" if "json" in str(path) else "path"
+    with pytest.raises(InputError, match=rf"to_json\(indent\) returns a string.*Path\({name}\)\.write_text\(\w+\.to_j"):
+        kind.to_json(self, path)
+
+
+def test_whole_numbers_and_none_are_indentations():
+    assert [indentation(value, "scan") for value in (None, 0, np.int64(2))] == [None, 0, 2]

@@ -144,6 +144,11 @@ def test_any_name_will_do_but_that_of_another_kind_of_file(tmp_path: Path, what:
             files.check_target(tmp_path / f"file{suffix}", what)
 
 
+def test_sums_of_a_scan_in_a_json_file_are_refused_with_what_writes_json(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"taken for a \.json file; for a scan as JSON: to_json\(\), or --json\. Name"):
+        files.check_target(tmp_path / "scan.json", "reading")
+
+
 @pytest.mark.parametrize("what", files.SUFFIXES)
 def test_every_kind_of_file_has_a_message_where_no_file_can_be(tmp_path: Path, what: str) -> None:
     with pytest.raises(InputError, match=f"the {what} cannot be written to .*No such file"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
@@ -50,6 +51,17 @@ def index_of(value: object) -> int | None:
         return operator.index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:
         return None
+
+
+def indentation(indent: object, name: str) -> int | None:
+    """The spaces a level of ``name``'s JSON, for ``to_json``, else ``InputError``: text there is most likely a path."""
+    if indent is None or (spaces := index_of(indent)) is not None:
+        return None if indent is None else spaces
+    path = f"{os.fspath(indent)!r:.60}" if isinstance(indent, str | os.PathLike) else "path"
+    raise InputError(
+        f"to_json(indent) returns a string: indent must be an int or None, got {indent!r:.60}. Write it with "
+        f"Path({path}).write_text({name}.to_json(), encoding='utf-8')."
+    )
 
 
 def one_of(where: str, value: object, valid: Iterable[str]) -> str:

@@ -36,7 +36,8 @@ def check_target(path: str | os.PathLike[str], what: str = "page") -> Path:
     try:
         target = Path(os.path.realpath(path))
         if (suffix := Path(path).suffix.lower()) in _TAKEN - {SUFFIXES[what]}:
-            raise InputError(_message(what, path, f"it would be taken for a {suffix} file"))
+            json = "; for a scan as JSON: to_json(), or --json" if (what, suffix) == ("reading", ".json") else ""
+            raise InputError(_message(what, path, f"it would be taken for a {suffix} file{json}"))
         if target.exists() and not target.is_file():
             raise InputError(_message(what, path, "it is a folder or a device, not a file"))
         if target.is_file() and not os.access(target, os.W_OK):

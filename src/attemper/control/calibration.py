@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attemper.checks import indentation
 from attemper.control.fold import fold_
 from attemper.control.temper import Tempered, temper
 from attemper.control.temperature_file import place, read, write
@@ -141,7 +142,7 @@ class Calibration:
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as text."""
-        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+        return json.dumps(self.to_dict(), indent=indentation(indent, "found"), allow_nan=False)
 
     def save(self, path: str | Path) -> Path:
         """Writes it as safetensors: to the file, or as ``attemper.safetensors`` into the folder."""

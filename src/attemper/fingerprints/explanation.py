@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from attemper.checks import indentation
 from attemper.fingerprints.finding import Finding
 from attemper.fingerprints.pair import SitePair
 from attemper.text import clean_name, count
@@ -93,9 +94,9 @@ class Explanation:
         """Its fields, for JSON."""
         return asdict(self)
 
-    def to_json(self) -> str:
+    def to_json(self, indent: int | None = 2) -> str:
         """One JSON document."""
-        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=2)
+        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indentation(indent, "found"))
 
     def __str__(self) -> str:
         return self.message

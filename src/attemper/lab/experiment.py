@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from attemper.checks import indentation
 from attemper.errors import InputError
 
 SCHEMA = 1
@@ -129,7 +130,8 @@ class Experiment:
         )
 
     def to_json(self, indent: int | None = None) -> str:
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+        spaces = indentation(indent, "result")
+        return json.dumps(self.to_dict(), indent=spaces, ensure_ascii=False, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

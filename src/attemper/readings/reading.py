@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
+from attemper.checks import indentation
 from attemper.documents import check_document
 from attemper.errors import InputError
 from attemper.readings.json_schema import SCHEMA, check, check_schema, each, load, parse
@@ -302,7 +303,7 @@ class Reading:
 
     def to_json(self, indent: int | None = None) -> str:
         """``to_dict`` as JSON text. Strict: a NaN here would be a bug and raises."""
-        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indent)
+        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indentation(indent, "scan"))
 
     @classmethod
     def from_dict(cls, document: Any) -> Self:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from attemper.checks import one_of
+from attemper.checks import indentation, one_of
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.calls import apart, first_call
 from attemper.readings.json_schema import SCHEMA
@@ -214,7 +214,7 @@ class Comparison:
 
     def to_json(self, indent: int | None = None) -> str:
         """``to_dict`` as JSON text; a missing number is null."""
-        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indent)
+        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indentation(indent, "found"))
 
     def to_html(
         self, path: str | os.PathLike[str], *, patterns: tuple[Sequence[Any], Sequence[Any]] = ((), ())
