@@ -81,7 +81,7 @@ def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:
     import attemper.integrations.transformers
 
     model.set_attn_implementation(attemper.integrations.transformers.NAME)
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("eager")
     compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     with attemper.watch(compiled, every=2) as watch:
         for _ in range(4):

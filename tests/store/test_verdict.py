@@ -75,8 +75,8 @@ def test_a_stored_run_has_the_alarms_of_its_watch_in_every_field_and_of_every_ki
 def test_a_run_with_gaps_that_was_resumed_and_went_back_has_the_alarms_of_its_samples_one_by_one(
     tmp_path: Path, seed: int
 ) -> None:
-    taken = list(with_gaps(restless(330, seed), seed))
-    for first, end in ((0, 200), (150, 290), (260, 330)):
+    taken = list(with_gaps(restless(220, seed), seed))
+    for first, end in ((0, 130), (100, 190), (170, 220)):
         written(tmp_path / "a", taken[first:end])
     run = open_run(tmp_path / "a")
     samples = list(run.ranks.samples(run.ranks.moments))
