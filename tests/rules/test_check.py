@@ -461,6 +461,15 @@ def test_windows_of_a_configuration_hold_at_layers_with_one_and_without():
     assert not report.broken
 
 
+def test_no_window_is_declared_by_a_kind_of_layer_that_is_not_known():
+    """DeepSeek V4's layers see a window and pooled keys: their kind says neither."""
+    config = transformers.MistralConfig(**SMALL, sliding_window=8)
+    config.layer_types = ["full_attention", "of_another_kind"]
+    model = transformers.MistralForCausalLM(config).eval()
+    found = attemper.check(model, {"input_ids": ids(), "use_cache": False})["window"]
+    assert (found.verdict, found.message) == ("not declared", "nothing declares it")
+
+
 def test_chunks_are_counted_from_where_each_document_begins():
     """As Llama 4 of transformers does for packed positions: each document sees what it sees alone."""
     sizes = {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 8}

@@ -19,6 +19,8 @@ _SLIDING = "sliding_attention"
 _SIZES = {_SLIDING: "sliding_window", "chunked_attention": "attention_chunk_size"}
 """Entries of ``config.layer_types`` with a window, and where its size stands."""
 _FULL = ("full_attention", "attention")
+_WITHOUT_WINDOW = (*_FULL, "indexed_attention", "linear_attention", "mamba", "conv", "hybrid", "moe")
+"""Those that have none. What others see is not known: pooled keys, say."""
 _STARTS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens", "cu_seq_lens_k")
 _OF_PARTS = ("token_type_ids", "mm_token_type_ids", "block_sequence_ids", "bidirectional_mask")
 """Arguments that let parts of a causal sequence see all of themselves, a prefix or a picture."""
@@ -44,7 +46,8 @@ def windows_of_config(config: Any) -> tuple[str, tuple[Window | None, ...]]:
         )
     layers, kinds, local = (getattr(config, name, None) for name in ("layer_types", "attention_layers", "window_size"))
     if layers:
-        return "layer_types", tuple(_window_of(config, kind) for kind in layers)
+        known = set(layers) <= {*_SIZES, *_WITHOUT_WINDOW}
+        return "layer_types", tuple(_window_of(config, kind) for kind in layers if known)
     if kinds and isinstance(local, int):
         return "attention_layers", tuple(Window(local) if kind == "local" else None for kind in kinds)
     return "sliding_window", (_window_of(config, None),) if hasattr(config, "sliding_window") else ()
