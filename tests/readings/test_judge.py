@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -89,6 +90,16 @@ def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
 def test_the_line_names_half_of_the_largest_logit_and_at_most_a_hundred(begins: float, threshold: str):
     (alarm,) = [one for one in judge(series("max_logit", [12, begins])) if one.kind == "logits"]
     assert f"attemper.QKClip(model, threshold={threshold})" in alarm.advice
+
+
+def test_all_alarms_of_a_kind_name_one_threshold_ended_or_not_live_or_later():
+    one, live = Judge(), list[Alarm]()
+    for place, logits in enumerate([[20.0, 195.5, 128.0], [40.0, 20.0, 190.0], [103.0, 20.0, 190.0], [150.0] * 3]):
+        live += one.feed(sample(10 * place, {"layers.0": {"max_logit": logits}}))
+    found = [alarm for alarm in (*live, *one.alarms, *one.standing) if alarm.kind == "logits"]
+    assert {alarm.ended for alarm in one.alarms} == {None, 10}
+    assert {alarm.since for alarm in one.standing} == {0, 20, 30}
+    assert {alarm.advice.partition("threshold=")[2].partition(")")[0] for alarm in found} == {"64"}
 
 
 def test_growth_is_a_warning_before_the_level_with_its_doubling_time():
@@ -468,9 +479,14 @@ def test_a_head_is_judged_alike_alone_and_beside_others():
     samples = gapped(120, 0)
     together = judge(samples, limits)
     for one in {label.key: label for given in samples for label in given.sites}.values():
-        mine = list(map(str, judge((_only(given, one) for given in samples if one in given.sites), limits)))
+        mine = list(map(_unclipped, judge((_only(given, one) for given in samples if one in given.sites), limits)))
         assert mine
-        assert [text for alarm in together if alarm.site == one.name and (text := str(alarm)) in mine] == mine
+        assert [text for alarm in together if alarm.site == one.name and (text := _unclipped(alarm)) in mine] == mine
+
+
+def _unclipped(alarm: Alarm) -> str:
+    """All of it but the threshold, which is one for all heads."""
+    return re.sub(r"threshold=[\d.]+", "", str(alarm))
 
 
 def _only(given: Sample, one: SiteLabel) -> Sample:

@@ -155,10 +155,12 @@ class Judge:
     @property
     def standing(self) -> tuple[Alarm, ...]:
         """The alarms that are on, the worst first."""
+        past = (*self._ended, *self._now.ended)
         found = [
-            self._alarm(kind, column, state.figures[:, :, column], state.origins[column])
+            self._alarm(kind, column, state.figures[:, :, column], state.origins[column], threshold)
             for kind in OF_HEADS
             for state in (self._now.kinds[kind.name],)
+            for threshold in (_threshold(kind, state, past),)
             for column in np.flatnonzero(state.on).tolist()
         ]
         return tuple(sorted((*self.loss.standing, *found), key=lambda alarm: -SEVERITIES.index(alarm.severity)))
@@ -166,7 +168,9 @@ class Judge:
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Every alarm so far, in the order in which they began; of those that have ended, the latest ``MOST_ENDED``."""
-        ended = (self._alarm(*one) for one in (*self._ended, *self._now.ended))
+        past = (*self._ended, *self._now.ended)
+        thresholds = {kind.name: _threshold(kind, self._now.kinds[kind.name], past) for kind in OF_HEADS}
+        ended = (self._alarm(*one[:4], thresholds[one.kind.name], one.step) for one in past)
         found = (*ended, *(one for one in self.loss.alarms if one.ended is not None), *self.standing)
         return tuple(sorted(found, key=lambda alarm: alarm.since or 0))
 
@@ -240,11 +244,12 @@ class Judge:
             new = kinds[kind.name] = self._follow(kind, old, held_back, found, step)
             if new is old:
                 continue
-            for at in np.flatnonzero(old.on & ~new.on).tolist():
-                ended.append(PastAlarm(kind, at, old.figures[:, :, at].copy(), old.origins[at], step))
-                changed += [] if whole[at] else [self._alarm(*ended[-1])]
-            for at in np.flatnonzero(new.on & ~old.on).tolist():
-                changed.append(self._alarm(kind, at, new.figures[:, :, at], new.origins[at]))
+            over, begun = (np.flatnonzero(one).tolist() for one in (old.on & ~new.on, new.on & ~old.on))
+            ended += [PastAlarm(kind, at, old.figures[:, :, at].copy(), old.origins[at], step) for at in over]
+            threshold = _threshold(kind, new, (*self._ended, *ended)) if over or begun else math.nan
+            gone = ended[len(ended) - len(over) :]
+            changed += [self._alarm(*one[:4], threshold, step) for one in gone if not whole[one.column]]
+            changed += [self._alarm(kind, at, new.figures[:, :, at], new.origins[at], threshold) for at in begun]
             if kind.is_ill:
                 healthy &= ~(self._whole(new.on) if kind.whole else new.on)
         return State(step, kinds, healthy, near > 0, near, tuple(ended), tuple(changed))
@@ -365,7 +370,13 @@ class Judge:
         return None if was_so else origin
 
     def _alarm(
-        self, kind: AlarmKind, column: int, figures: Array, origin: tuple[float, int] | None, ended: int | None = None
+        self,
+        kind: AlarmKind,
+        column: int,
+        figures: Array,
+        origin: tuple[float, int] | None,
+        threshold: float,
+        ended: int | None = None,
     ) -> Alarm:
         """``figures`` [3, FIGURES] of this column."""
         first, worst, latest = figures.tolist()
@@ -376,12 +387,7 @@ class Judge:
             first[value],
             limit * first[BEFORE] if limit is not None and value == NOW else limit,
             origin,
-            {
-                "now": first[NOW],
-                "before": first[BEFORE],
-                "total": first[TOTAL],
-                "threshold": min(first[LOGIT] / 2, MOST_CLIPPED),
-            },
+            {"now": first[NOW], "before": first[BEFORE], "total": first[TOTAL], "threshold": threshold},
             step=int(first[STEP]),
             since=int(first[STEP]),
             ended=ended,
@@ -404,6 +410,18 @@ def judge(
 
 def _identity(alarm: Alarm) -> tuple[Any, ...]:
     return alarm.kind, alarm.site, alarm.head, alarm.ended is None
+
+
+def _threshold(kind: AlarmKind, now: KindState, past: Iterable[PastAlarm]) -> float:
+    """The one that the lines of all its alarms name: half the largest logit of the heads that began first, of several
+    the least. Later alarms do not change it. NaN where no line names one, or no logit is known.
+    """
+    if "{threshold}" not in kind.line:
+        return math.nan
+    figures = [now.figures[FIRST][:, now.on], *(one.figures[FIRST][:, None] for one in past if one.kind is kind)]
+    first = np.concatenate(figures, 1)
+    began = first[STEP] == first[STEP].min(initial=math.inf)
+    return min(float(np.fmin.reduce(first[LOGIT, began], initial=math.nan)) / 2, MOST_CLIPPED)
 
 
 def rings_above(kind: AlarmKind) -> bool:
