@@ -78,7 +78,7 @@ def test_every_rule_has_its_fault_and_its_advice_in_every_language():
 def test_the_chinese_page_has_no_english_sentence(open_page: Open):
     shown = open_page(page(), locale="zh-CN")
     text = shown.inner_text("main")
-    assert "（以及另外 2 个模块）：24 行看到 52.5 个 key，而声明的是 12.5 个；其中 40 个属于别的文档" in text
+    assert "（以及另外 2 个模块）：24 行平均看到 52.5 个 key，而声明的是 12.5 个；其中 40 个属于别的文档" in text
     assert "一个序列有 2 篇文档（batch 的 position_ids，重新计数）" in text
     assert "在 3 个模块上已证明；已检验 2 处" in text
     assert "delta 规则" in text or "状态" in text, "why a layer cannot be read"
