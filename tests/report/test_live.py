@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from http.client import HTTPConnection
+from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -50,6 +51,9 @@ def append(place: Path, step: int) -> None:
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.0)
+    page = import_module("attemper.report.page")
+    asset = page.asset
+    monkeypatch.setattr(page, "asset", lambda name: asset(name).replace("SECONDS = 2,", "SECONDS = 0.1,"))
     opened = LiveServer(RunSource(str(folder), run_page))
     thread = Thread(target=opened.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
