@@ -73,6 +73,7 @@ IN_GRAPHS = (
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.quick("dense", "bias", "dropout", "packed", "maximum")
+@pytest.mark.turns(2)
 def test_the_operator_passes_opcheck(variant: str, full_size: bool):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     if full_size or variant not in IN_GRAPHS:

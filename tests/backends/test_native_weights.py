@@ -142,6 +142,7 @@ def hostile(n: int) -> dict[str, Tensor]:
     "-2-threshold-0.3",
     "-64-sigmoid",
 )
+@pytest.mark.turns(2)
 def test_weights_agree_with_float64_on_hostile_rows(normalizer: str, number: float, n: int):
     for name, scores in hostile(n).items():
         got, want = native_rows.weights(scores, normalizer, number).double(), wanted(scores, normalizer, number)

@@ -114,6 +114,7 @@ STATEMENTS = (
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda one: one[:44])
 @pytest.mark.parametrize("many", [20, 200])
 @pytest.mark.quick("20-")
+@pytest.mark.turns(2)
 def test_a_run_that_claims_more_than_it_holds_takes_no_memory(many: int, statement: str, tmp_path: Path):
     written(tmp_path / "a", samples(many))
     with closing(sqlite3.connect(tmp_path / "a" / "fragment-0.sqlite")) as connection:

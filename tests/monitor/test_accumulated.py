@@ -248,6 +248,7 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("rows", [None, 5])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.quick("window-None", "softcap-5", "row-5", "sink-None")
+@pytest.mark.turns(2)
 def test_every_option_of_a_tap_is_summed(name: str, rows: int | None, counted: Counting) -> None:
     model = Tapped(**OPTIONS[name]())
     batch = {"query": torch.randn(2, 4, 17, 8), "key": torch.randn(2, 2, 23, 8)}

@@ -107,6 +107,7 @@ def test_a_loss_that_is_no_number_rings_at_once_and_ends_with_the_next_number(nu
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("at_once", [1, 7])
+@pytest.mark.turns(2)
 def test_step_by_step_and_all_at_once_give_the_same_alarms_in_every_field(seed: int, at_once: int):
     losses = wild(1500, seed)
     one, all_ = judged(losses, at_once=at_once), judged(losses)

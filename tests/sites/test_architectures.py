@@ -79,6 +79,7 @@ def largest_error(scan: attemper.Scan, layers: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(("architecture", "padding"), PADDED)
+@pytest.mark.turns(2)
 def test_every_layer_is_read_exactly_or_named_with_its_kind(
     architecture: Architecture, padding: str | None, seen: Callable[..., None]
 ) -> None:
