@@ -23,6 +23,7 @@ from tests.monitor.tiny_models import (  # noqa: E402
     inputs,
     largest_error,
     sharpened,
+    watched_scan,
 )
 
 IMPLEMENTATIONS = [(name, way) for name, tiny in TINY.items() for way in tiny.implementations]
@@ -46,13 +47,7 @@ def watched_error(model: Any, tiny: Tiny, batch: dict[str, Tensor], implementati
     model.set_attn_implementation("eager")
     expected = eager_entropies(model, batch)
     model.set_attn_implementation(implementation)
-    with torch.no_grad():
-        before = model(**batch)[0]
-        with attemper.watch(model) as watch:
-            during = model(**batch)[0]
-    assert torch.equal(before, during)
-    assert watch.failures == 0
-    scan = watch.table()
+    scan = watched_scan(model, batch)
     assert scan.skipped == ()
     return largest_error(scan, tiny.kind, expected)
 
@@ -161,13 +156,7 @@ def test_every_module_that_returns_eager_weights_is_seen_under_its_own_name(
     model, batch = sharpened(other.build()), other.batch(padding)
     layers = expected(model, batch)
     model.set_attn_implementation(implementation)
-    with torch.no_grad():
-        before = model(**batch)[0]
-        with attemper.watch(model) as watch:
-            during = model(**batch)[0]
-    assert torch.equal(before, during)
-    assert watch.failures == 0
-    scan = watch.table()
+    scan = watched_scan(model, batch)
     assert scan.skipped == ()
     assert {site.name for site in scan.sites} == set(layers)
     worst = 0.0

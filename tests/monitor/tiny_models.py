@@ -13,6 +13,8 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+import attemper
+
 CACHE = next(
     name for name in ("cache", "past_key_values") if name in inspect.signature(tf.LlamaModel.forward).parameters
 )
@@ -203,6 +205,17 @@ def head_entropies(weights: Tensor, mask: Tensor | None) -> Tensor:
     entropy = -torch.where(p > 0, p * torch.where(p > 0, p, 1.0).log(), 0.0).sum(-1)
     rows = torch.ones(entropy.shape[0], entropy.shape[2], dtype=torch.bool) if mask is None else mask.bool()
     return torch.stack([entropy[:, head][rows].mean() for head in range(entropy.shape[1])])
+
+
+def watched_scan(model: Any, batch: dict[str, Any]) -> attemper.Scan:
+    """What a watch reads of a pass, whose output is that of the unwatched model to the bit."""
+    with torch.no_grad():
+        before = model(**batch)[0]
+        with attemper.watch(model) as watch:
+            during = model(**batch)[0]
+    assert torch.equal(before, during)
+    assert watch.failures == 0
+    return watch.table()
 
 
 def largest_error(scan: Any, kind: str, expected: dict[str, list[Tensor]]) -> float:

@@ -17,7 +17,16 @@ import transformers.integrations.flash_attention as integration  # noqa: E402
 import transformers.modeling_flash_attention_utils as flash_utils  # noqa: E402
 
 from attemper.sites.transformers_arguments import reader_of  # noqa: E402
-from tests.monitor.tiny_models import CACHE, TINY, eager_entropies, head_entropies, inputs, largest_error, sharpened  # noqa: E402
+from tests.monitor.tiny_models import (  # noqa: E402
+    CACHE,
+    TINY,
+    eager_entropies,
+    head_entropies,
+    inputs,
+    largest_error,
+    sharpened,
+    watched_scan,
+)
 from tests.sites import flash_stand_in  # noqa: E402
 
 
@@ -39,13 +48,7 @@ def with_flash(model: Any, name: str = "flash_attention_2") -> Any:
 def expected_and_scan(model: Any, batch: dict[str, Tensor]) -> tuple[dict[str, list[Tensor]], attemper.Scan]:
     expected = eager_entropies(model, batch)
     with_flash(model)
-    with torch.no_grad():
-        before = model(**batch)[0]
-        with attemper.watch(model) as watch:
-            during = model(**batch)[0]
-    assert torch.equal(before, during)
-    assert watch.failures == 0
-    scan = watch.table()
+    scan = watched_scan(model, batch)
     assert scan.skipped == ()
     return expected, scan
 

@@ -29,6 +29,7 @@ from tests.monitor.tiny_models import (  # noqa: E402
     inputs,
     largest_error,
     sharpened,
+    watched_scan,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -40,16 +41,6 @@ pytestmark = pytest.mark.filterwarnings(
 def eager_flex() -> Any:
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def watched(model: Any, batch: dict[str, Any]) -> attemper.Scan:
-    with torch.no_grad():
-        before = model(**batch)[0]
-        with attemper.watch(model) as watch:
-            during = model(**batch)[0]
-    assert torch.equal(before, during)
-    assert watch.failures == 0
-    return watch.table()
 
 
 def test_transformers_itself_has_no_flex_attention_for_gpt2(seen: Callable[..., None]) -> None:
@@ -99,7 +90,7 @@ def test_the_position_bias_of_t5_counts_under_flex_attention(eager_flex: None, s
     batch = inputs("encoder-decoder", None, batch=1)
     expected = eager_entropies(model, batch)
     model.set_attn_implementation("flex_attention")
-    worst = largest_error(watched(model, batch), "encoder-decoder", expected)
+    worst = largest_error(watched_scan(model, batch), "encoder-decoder", expected)
     assert worst < 2e-5
     seen("transformers", "T5", "registry, flex (one row)", error_nats=worst)
 
@@ -129,7 +120,7 @@ def test_sinks_count_under_flex_attention(
     model, batch = sharpened(TINY["gpt-oss"].build()), inputs("decoder", padding)
     expected = eager_entropies(model, batch)
     model.set_attn_implementation("flex_attention")
-    worst = largest_error(watched(model, batch), "decoder", expected)
+    worst = largest_error(watched_scan(model, batch), "decoder", expected)
     assert worst < 2e-5
     seen("transformers", "gpt-oss", "registry, flex (stand-in)", error_nats=worst)
 
@@ -146,7 +137,7 @@ def test_packed_documents_do_not_see_each_other(name: str, implementation: str, 
     assert float(weights[0][0, :, 20, :17].abs().max()) == 0.0
     model.set_attn_implementation(implementation)
     expected = {"attentions": [head_entropies(layer, None) for layer in weights]}
-    assert largest_error(watched(model, batch), "decoder", expected) < 2e-5
+    assert largest_error(watched_scan(model, batch), "decoder", expected) < 2e-5
 
 
 def reading(mask: Any, query: Tensor, key: Tensor, **call: Any) -> Tensor:
