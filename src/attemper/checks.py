@@ -55,8 +55,9 @@ def index_of(value: object) -> int | None:
 
 def indentation(indent: object, name: str) -> int | None:
     """The spaces a level of ``name``'s JSON, for ``to_json``, else ``InputError``: text there is most likely a path."""
-    if indent is None or (spaces := index_of(indent)) is not None:
-        return None if indent is None else spaces
+    spaces = index_of(indent)
+    if indent is None or spaces is not None:
+        return spaces
     path = f"{os.fspath(indent)!r:.60}" if isinstance(indent, str | os.PathLike) else "path"
     raise InputError(
         f"to_json(indent) returns a string: indent must be an int or None, got {indent!r:.60}. Write it with "

@@ -53,10 +53,9 @@ def test_layers_of_transformers_declare_their_rule(layer: Layer, rule: tuple[obj
 def heterogeneous() -> Any:
     """A configuration whose windows differ by layer, as transformers has them: asked as a whole, it raises."""
     transformers = pytest.importorskip("transformers")
+    windows: Any = {"per_layer_config": {"1": {"sliding_window": None}}}
+    config = transformers.MistralConfig(num_hidden_layers=2, sliding_window=8, **windows)
     try:
-        config = transformers.MistralConfig(
-            num_hidden_layers=2, sliding_window=8, per_layer_config={"1": {"sliding_window": None}}
-        )
         assert config.sliding_window == 8
     except RuntimeError:
         return config

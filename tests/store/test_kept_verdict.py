@@ -130,7 +130,7 @@ def without(folder: Path) -> Path:
     return copy
 
 
-KINDS = (
+KINDS: tuple[str, ...] = (
     "whole", "with gaps", "collapsing", "short", "interrupted", "continued", "resumed and went back",
     "went back to the beginning", "went back in one process", "turns",
 )  # fmt: skip
@@ -140,7 +140,7 @@ def sessions(seed: int) -> dict[str, list[tuple[Sequence[Sample], bool]]]:
     """Name -> what processes wrote one after another, and whether each was killed."""
     taken = list(restless(400, seed))
     gaps = list(with_gaps(taken, seed))
-    found = (
+    found: tuple[list[tuple[Sequence[Sample], bool]], ...] = (
         [(taken, False)],
         [(gaps, False)],
         [(list(collapsing(400)), False)],

@@ -55,7 +55,8 @@ def windows_of_config(config: Any) -> tuple[str, tuple[Window | None, ...]]:
 
 def config_of_layer(module: nn.Module) -> Any:
     """The configuration of a layer of transformers; None where it does not tell."""
-    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    config: Any = getattr(module, "config", None)
+    layer = getattr(module, "layer_idx", None)
     if not _varies(config):
         return config
     layers = config.per_layer_config

@@ -71,7 +71,8 @@ def scores(problem: Problem, raw: Tensor | None = None) -> tuple[Tensor, Tensor]
 
 def visible_keys(problem: Problem) -> Tensor:
     """Which keys each row sees, [B, H, Q, K] bool."""
-    shape = (*problem.query.shape[:3], problem.key.shape[2])
+    batch, heads, queries, _ = problem.query.shape
+    shape = (batch, heads, queries, problem.key.shape[2])
     places, documents = positions(problem)
     left, right = (math.inf if side >= UNBOUNDED else side for side in (problem.left, problem.right))
     return softmax.visible_keys(shape, problem.mask, left, right, places, documents)
