@@ -66,7 +66,7 @@ def test_a_training_that_numbers_its_steps_from_0_again_hides_the_stored_run_and
     )
     run = attemper.open(tmp_path / "run")
     assert run.steps.tolist() == [3, 4, 5]
-    assert run.remarks == ("started again at step 3: what was stored before is not shown",)
+    assert run.remarks == ("started again at step 3: earlier samples are not shown",)
     assert texts.say(texts.note(run.remarks[0]), "zh") == "从第 3 步重新开始：此前存储的内容不再显示"
 
 

@@ -215,9 +215,7 @@ def _courses(
     heads: bool,
     read: dict[tuple[int, SiteKey, str], Course],
 ) -> dict[str, list[Any]]:
-    """Statistic -> of each site its steps, the mean over its heads or the largest, and each head; None where it has
-    none.
-    """
+    """Statistic -> of each site its steps, the mean over its heads or the largest, and each head; or None."""
     run, found = runs[at], {}
     labels = {label.key: label for label in run.sites}
     for name in (name for name in names if name in run.statistics):

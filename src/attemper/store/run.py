@@ -157,7 +157,7 @@ class StoredRun:
         by = "without a step number: counting continues from the last step"
         found += [f"resumed at step {step:,} {by}" for step in unnumbered if step in begun]
         restarts = [step for reader in self.ranks.readers[:1] for step in reader.restarts]
-        found += [f"started again at step {step:,}: what was stored before is not shown" for step in restarts[-1:]]
+        found += [f"started again at step {step:,}: earlier samples are not shown" for step in restarts[-1:]]
         found += [_way_from(**change) for change in self.about.get(SHADOWED) or ()]
         if thinned := self.about.get("thinned"):
             kept = f"up to step {thinned['until_step']:,} at least one sample in {thinned['largest_spacing']} is kept"
