@@ -217,12 +217,24 @@ def test_a_hostile_config_runs_no_code(run: Run, checkpoint: Path, text: Path, e
         assert json.loads(ended.out)["backend"] == "blocked"
 
 
-def test_a_model_without_a_tokenizer(run: Run, checkpoint: Path) -> None:
+COMMANDS = {
+    "scan": "scan(model, batches)",
+    "check": "check(model, batch)",
+    "pattern": "pattern(model, batch, layer=0)",
+    "fingerprint": "fingerprint(model, batches)",
+    "calibrate": "calibrate(model, batches)",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_model_without_a_tokenizer(run: Run, checkpoint: Path, tmp_path: Path, command: str) -> None:
     for path in checkpoint.glob("*token*"):
         path.unlink()
-    ended = run("scan", checkpoint)
+    out = ("--out", tmp_path / "out.st") if command == "fingerprint" else ()
+    ended = run(command, checkpoint, *out)
     one_line(ended, 1, "has no tokenizer that can be loaded")
-    assert "attemper.scan(model, batches)" in ended.err
+    assert f"takes token ids: attemper.{COMMANDS[command]}." in ended.err
+    assert "backend tokenizer" not in ended.err
 
 
 def test_a_model_that_takes_no_text_names_the_function_that_takes_batches(run: Run, tmp_path: Path) -> None:

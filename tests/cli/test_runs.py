@@ -440,6 +440,8 @@ def test_delete_asks_first_and_takes_only_a_run(command: Run, folder: Path) -> N
     [
         (("show", "missing"), "there is no run missing."),
         (("show", "."), "is a folder of 3 runs"),
+        (("show", "model"), "there is no run at model. This is a model: attemper scan model"),
+        (("scan", "a"), "a holds no model. This is a stored run: attemper show a"),
         (("show", "c"), "fragment-0.sqlite is not a file of an attemper run"),
         (("show", "a", "--statistic", "entrpy"), "Did you mean 'entropy'?"),
         (("show", "a", "--statistic", "gini"), "statistic 'gini' is not in the run 'warm-up'."),
@@ -453,6 +455,8 @@ def test_delete_asks_first_and_takes_only_a_run(command: Run, folder: Path) -> N
 )
 def test_a_mistake_is_one_line(command: Run, folder: Path, monkeypatch, arguments, line: str) -> None:
     monkeypatch.chdir(folder)
+    Path("model").mkdir()
+    Path("model", "config.json").touch()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for 20 seconds
     code, out, err = command(*arguments)
     assert (code, out) == (1, "")

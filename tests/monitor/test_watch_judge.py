@@ -111,6 +111,14 @@ def test_a_step_that_is_no_number_is_an_error(number: Any) -> None:
         watch.step(number)
 
 
+def test_a_loss_in_the_place_of_a_step_gets_the_line_that_stores_it() -> None:
+    with attemper.watch(Own()) as watch:
+        with pytest.raises(InputError, match=r"got tensor\(4\.5700\)\. For the loss: watch\.step\(loss=loss\)\.$"):
+            watch.step(torch.tensor(4.57))  # pyright: ignore[reportArgumentType]
+        with pytest.raises(InputError, match=r"number of a step, got 9+\.$"):
+            watch.step(int("9" * 20))
+
+
 def test_a_limit_of_watches_alone_has_no_meaning_in_a_scan() -> None:
     with pytest.raises(InputError, match=r"limits must be one of 'collapsed', .*, 'first_token', 'leak'; got"):
         attemper.scan(Own(), [torch.randn(2, 8, 32)], limits={"fallen": 0.5})

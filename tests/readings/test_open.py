@@ -49,6 +49,9 @@ def test_what_is_something_else_is_one_clear_error(tmp_path: Path):
     ):
         with pytest.raises(attemper.InputError, match=reason):
             attemper.open(tmp_path / name)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(attemper.InputError, match=r"there is no run at .*This is a model: attemper scan "):
+        attemper.open(tmp_path)
     for wrong in (3, None, ""):
         with pytest.raises(attemper.InputError, match=r"open\(path\) must be a path"):
             attemper.open(wrong)  # pyright: ignore[reportArgumentType]

@@ -523,6 +523,11 @@ def test_bad_input_is_one_clear_line():
     for wrong, said in (
         ({"documents": torch.zeros((2, 7), dtype=torch.int64)}, r"whole numbers \[2, 48\], or cu_seqlens"),
         ({"documents": torch.zeros(2, 48)}, r"got \[2, 48\] torch.float32"),
+        ({"documents": [40, 8]}, r"got list\. Pass torch\.tensor\(\[0, 40, 48\]\), where each document begins"),
+        ({"documents": torch.tensor([40, 8])}, r"torch.int64\. Pass torch\.tensor\(\[0, 40, 48\]\)"),
+        ({"documents": (0, 40, 48)}, r"got tuple\. Pass torch\.tensor\(\[0, 40, 48\]\)"),
+        ({"documents": [40, 9]}, r"got list\.$"),
+        ({"documents": ["a"]}, r"got list\.$"),
         ({"padding": torch.ones(2, 47, dtype=torch.int64)}, r"1 for a token and 0 for padding; got \[2, 47\]"),
         ({"window": 0}, "an int of at least 1; got 0"),
         ({"causal": "yes"}, "must be True, False or None, got 'yes'"),
@@ -536,6 +541,9 @@ def test_bad_input_is_one_clear_line():
         attemper.check(model, "text")
     with pytest.raises(attemper.InputError, match="takes tokens first: make it with batch_first=True"):
         attemper.check(nn.TransformerEncoderLayer(16, 2), torch.zeros(3, 2, 16))
+    for batch in ([{"input_ids": ids()}], ({"input_ids": ids()},)):
+        with pytest.raises(attemper.InputError, match=r"takes one batch, .*: pass one dict\.$"):
+            attemper.check(model, batch)
     with pytest.raises(attemper.InputError, match="holds no tokens"):
         attemper.check(model, {"labels": torch.zeros(2)})
 

@@ -217,7 +217,9 @@ def _pretrained_windows(
 
     from attemper.integrations import pretrained
 
-    known = pretrained.load(source, device=device, dtype=dtype, predicts=True)
+    known = pretrained.load(
+        source, device=device, dtype=dtype, predicts=True, call="attemper.calibrate(model, batches)"
+    )
     batches = pretrained.windows(known, words, max_length=max_length or min(_WINDOW, known.longest), batch_size=1)
     width = max(batch["input_ids"].shape[1] for batch in batches)
     whole = [batch["input_ids"] for batch in batches if batch["input_ids"].shape[1] == width]

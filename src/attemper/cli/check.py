@@ -66,7 +66,7 @@ def check_of(model: str | None, words: str, given: Input) -> Check:
     """Checks a pretrained model, or the one that ships (None), on the first windows of a text, some of them padded."""
     import attemper
 
-    loaded, batches, tokenizer = model_and_text(model, words, given)
+    loaded, batches, tokenizer = model_and_text(model, words, given, "check(model, batch)")
     batch = batches[0]
     if isinstance(batch, dict):
         tokens = min(batch["input_ids"].shape[1], given.max_length or TOKENS)

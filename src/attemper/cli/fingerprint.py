@@ -102,7 +102,7 @@ def fingerprint_of(
     """The fingerprint of a model, or of the one that ships (None), over the first windows of a text."""
     import attemper
 
-    loaded, batches, _ = model_and_text(model, words, given)
+    loaded, batches, _ = model_and_text(model, words, given, "fingerprint(model, batches)")
     return attemper.fingerprint(loaded, _first(batches, sequences), rows=rows, heads=heads, name=title_of(model))
 
 

@@ -48,7 +48,9 @@ def pattern(
     from attemper.report.document import file_name
     from attemper.results.pattern import Patterns
 
-    loaded, batches, tokenizer = model_and_text(model, words, Input(text, max_length, 1, device, dtype))
+    loaded, batches, tokenizer = model_and_text(
+        model, words, Input(text, max_length, 1, device, dtype), "pattern(model, batch, layer=0)"
+    )
     batch, name = batches[0], title_of(model)
     first = {key: part[:1] for key, part in batch.items()} if isinstance(batch, dict) else batch[:1]
     options: dict[str, Any] = {"site": site, "layer": layer, "tokenizer": tokenizer}

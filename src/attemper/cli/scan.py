@@ -248,14 +248,16 @@ def patterns_of(model: str | None, words: str, given: Input, heads: Iterable[tup
     return list(_patterns(loaded, batches[0], heads, tokenizer))
 
 
-def model_and_text(model: str | None, words: str, given: Input) -> tuple[Any, list[Any], Any]:
-    """A model, the text as its batches, and what names its tokens."""
+def model_and_text(
+    model: str | None, words: str, given: Input, call: str = "scan(model, batches)"
+) -> tuple[Any, list[Any], Any]:
+    """A model, the text as its batches, and what names its tokens. ``call``: as of ``load``, without the package."""
     import_for(model)
     if model is None:
         return (*_shipped_batches(words, given), byte_names)
     from attemper.integrations import pretrained
 
-    known = pretrained.load(model, device=given.device, dtype=given.dtype.value)
+    known = pretrained.load(model, device=given.device, dtype=given.dtype.value, call=f"attemper.{call}")
     batches = pretrained.windows(known, words, max_length=given.max_length, batch_size=given.batch_size)
     return known.model, batches, known.tokenizer
 

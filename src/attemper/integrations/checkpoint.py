@@ -28,6 +28,11 @@ def check_folder(source: str) -> None:
     if not path.is_dir():
         raise InputError(f"{source} is a file; give the folder that holds config.json and the safetensors weights.")
     if not (path / "config.json").is_file():
+        from attemper.store.folder import is_run
+
+        if is_run(path):
+            name = clean_name(source)
+            raise InputError(f"{name} holds no model. This is a stored run: attemper show {name}")
         raise InputError(f"{source} holds no model: there is no config.json in it.{_inner_models(path)}")
     if not any(path.glob("*.safetensors")):
         pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLED)

@@ -34,6 +34,7 @@ from attemper.text import count
 
 _LOG = logging.getLogger(__name__)
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+SCAN = "attemper.scan(model, batches)"
 _LONGEST = 1 << 20
 """Tokenizers without a limit of their own say 1e30."""
 _TABLES = ("wpe", "embed_positions", "position_embeddings")
@@ -55,12 +56,15 @@ class PretrainedModel:
     """Handles of what ``temper`` had given the model when it was saved; it has it again."""
 
 
-def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: bool = False) -> PretrainedModel:
+def load(
+    source: str, *, device: str = "cpu", dtype: str = "float32", predicts: bool = False, call: str = SCAN
+) -> PretrainedModel:
     """The model and tokenizer in a folder or of a hub id, by transformers' auto classes.
 
     Args:
         device: one of torch; "auto" for GPUs first, then memory, then disk, as far as each has room; or "disk" for all
             weights on disk, each read from the checkpoint when the forward pass comes to it. Both need accelerate.
+        call: the line of Python that does the same with token ids, for messages.
         predicts: load it with its head as a causal language model, which gives logits of the next token.
 
     Raises:
@@ -78,9 +82,9 @@ def load(source: str, *, device: str = "cpu", dtype: str = "float32", predicts: 
     except ImportError as error:
         raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
     with quiet(transformers):
-        model = _model(transformers, source, getattr(torch, dtype), predicts, PLACES.get(device))
+        model = _model(transformers, source, getattr(torch, dtype), predicts, PLACES.get(device), call)
         tempered = _restore(transformers, model, source)
-        tokenizer = _tokenizer(transformers, source)
+        tokenizer = _tokenizer(transformers, source, call)
     model = model if device in PLACES else to_device(model, device)
     return PretrainedModel(model.eval(), tokenizer, _longest(model, tokenizer), tempered)
 
@@ -193,7 +197,7 @@ def _batches(pretrained: PretrainedModel, rows: list[list[int]], batch_size: int
         yield batch
 
 
-def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool, device_map: Any) -> Any:
+def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool, device_map: Any, call: str) -> Any:
     local = os.path.isdir(source)
     auto = transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
     try:
@@ -222,8 +226,8 @@ def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool, d
         )
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise InputError(
-            f"{type(model).__name__} takes {model.main_input_name}, not text. Measure it from Python with data of your "
-            "own: attemper.scan(model, batches)."
+            f"{type(model).__name__} takes {model.main_input_name}, not text. From Python it takes data of your own: "
+            f"{call}."
         )
     return model
 
@@ -238,24 +242,22 @@ def _refuse_other_heads(model: Any, source: str) -> None:
         )
 
 
-def _tokenizer(transformers: Any, source: str) -> Any:
+def _tokenizer(transformers: Any, source: str, call: str) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             source, trust_remote_code=False, local_files_only=os.path.isdir(source)
         )
     except Exception as error:  # as above
-        raise InputError(_no_tokenizer(source, first_line(error))) from error
+        raise InputError(_no_tokenizer(source, first_line(error), call)) from error
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         # Where its files are missing, transformers builds a tokenizer that knows no word.
-        raise InputError(_no_tokenizer(source, "its vocabulary is empty"))
+        raise InputError(_no_tokenizer(source, "its vocabulary is empty", call))
     return tokenizer
 
 
-def _no_tokenizer(source: str, reason: str) -> str:
-    return (
-        f"{source} has no tokenizer that can be loaded ({reason}). Measure the model from Python with token ids: "
-        "attemper.scan(model, batches)."
-    )
+def _no_tokenizer(source: str, reason: str, call: str) -> str:
+    told = "" if reason.rstrip().endswith(":") else f" ({reason})"  # of a list, its first line says nothing
+    return f"{source} has no tokenizer that can be loaded{told}. From Python the model takes token ids: {call}."
 
 
 def _rows(tokenizer: Any, texts: list[str], longest: int) -> tuple[list[list[int]], int]:

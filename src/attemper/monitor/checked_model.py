@@ -37,8 +37,8 @@ ADVICE = (
 """Where a model ran and no attention was seen."""
 NOT_RUN = (
     "watch has sampled nothing yet: run the model inside `with attemper.watch(model)` first. If you run what "
-    "torch.compile or a wrapper made of it, watch that; if torch.compile made one function of a whole training step, "
-    "compile the model in it instead, or use attemper.tap."
+    "torch.compile or a wrapper made of it, or another object, such as a deep copy, watch that; "
+    "if torch.compile made one function of a whole training step, compile the model in it instead, or use attemper.tap."
 )
 NOT_TRAINED = "no forward pass ran in training mode, and no other is read: call model.train() before it."
 MOST_LINES = 12

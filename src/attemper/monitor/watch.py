@@ -221,6 +221,7 @@ class Watch(Passes):
             if number is None or abs(number) > MOST:
                 raise InputError(
                     f"watch.step(step) must be an int of 64 bits, the loop's own number of a step, got {step!r:.60}."
+                    + ("" if number is not None else " For the loss: watch.step(loss=loss).")
                 )
             step = number
         given = self._recorder.scalars.check({"loss": loss, "grad_norm": grad_norm, **numbers})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -160,8 +161,17 @@ def _documents(batch: TokenBatch, given: Any, real: Said[Tensor] | None) -> Said
         return Said(documents_between(given.cpu(), shape).expand(shape), "documents=")
     raise InputError(
         f"check(documents=...) must be the number of each token's document, whole numbers {list(shape)}, or "
-        f"cu_seqlens [documents + 1] from 0 to {shape[1]}; got {_description(given)}."
+        f"cu_seqlens [documents + 1] from 0 to {shape[1]}; got {_description(given)}.{_as_tensor(given, shape[1])}"
     )
+
+
+def _as_tensor(given: Any, tokens: int) -> str:
+    """The end of a message: a list of the documents' lengths, or of where each begins, as the tensor that is taken."""
+    numbers = list(given) if isinstance(given, list | tuple) else given.tolist() if is_whole(given, 1) else []
+    if not numbers or not all(type(number) is int and 0 <= number <= tokens for number in numbers):
+        return ""
+    begins = numbers if numbers[0] == 0 and numbers[-1] == tokens else [0, *accumulate(numbers)]
+    return f" Pass torch.tensor({begins}), where each document begins and the last one ends." * (begins[-1] == tokens)
 
 
 def _padding(model: nn.Module, batch: TokenBatch, given: Any) -> Said[Tensor] | None:

@@ -57,6 +57,8 @@ class TokenBatch:
             )
         tokens = _tokens(arguments)
         if tokens is None:
+            if any(isinstance(part, Mapping) for part in arguments.values()):
+                raise InputError("check(batch) takes one batch, got a list with a dict in it: pass one dict.")
             raise InputError(
                 "check(batch) holds no tokens: expected ids [B, T] of whole numbers, or vectors [B, T, E], among "
                 f"{', '.join(arguments) or 'its arguments'}."

@@ -62,6 +62,9 @@ def open_stored(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
                 f"there is no sample in {clean_name(path)}: {count(lost, 'sample was', 'samples were')} lost, since "
                 f"{UNNOTED}."
             )
+        if "://" not in os.fspath(path) and (Path(path) / "config.json").is_file():
+            name = clean_name(path)
+            raise InputError(f"there is no run at {name}. This is a model: attemper scan {name}")
         raise InputError(
             f"there is no run at {clean_name(path)}. A run has files such as fragment-0.sqlite, which "
             "attemper.watch(model, store=...) writes."
