@@ -18,7 +18,7 @@ import attemper
 from attemper import InputError, MissingExtraError
 from attemper.monitor.compare import compare
 from attemper.readings.reading import Reading
-from attemper.results.comparison import ALWAYS, Comparison, table
+from attemper.results.comparison import ALWAYS, Comparison, HeadChange, table
 from tests.monitor.tiny_models import TINY, inputs
 
 
@@ -127,7 +127,7 @@ def test_it_prints_a_table_of_the_largest_changes():
     sites = [dataclasses.replace(many.sites[0], name=f"layer.{place}") for place in range(9)]
     long = dataclasses.replace(many, sites=tuple(sites))
     file = io.StringIO()
-    Console(file=file, width=60).print(compare(long, long))
+    Console(file=file, width=60).print(table(compare(long, long), 60, statistic="normalized_entropy"))
     assert "and 16 heads that changed less" in file.getvalue()
     assert "- -> -" in file.getvalue()
 
@@ -187,6 +187,29 @@ def test_to_pandas_has_a_row_for_each_head(monkeypatch: pytest.MonkeyPatch):
         comparison.to_pandas()
 
 
+def test_the_change_stays_on_a_narrow_terminal_which_says_what_it_leaves_out_and_lists_no_head_that_is_alike():
+    before, after = scans()
+    found = compare(before, after)
+    wide = dataclasses.replace(found, heads=tuple(replace_pair(head) for head in found.heads))
+    for width in (60, 80):
+        file = io.StringIO()
+        Console(file=file, width=width).print(table(wide, width, statistic="max_logit"))
+        told = file.getvalue()
+        assert "change (floor)" in " ".join(told.split())
+        assert "no room for: " in told
+    file = io.StringIO()
+    Console(file=file, width=200).print(table(found, 200))
+    assert "no room for" not in file.getvalue()
+    same = str(compare(before, before))
+    assert "self_attn" not in same
+    assert "that changed less" not in same
+
+
+def replace_pair(head: HeadChange) -> HeadChange:
+    """The same with numbers that need much room."""
+    return dataclasses.replace(head, pairs=head.pairs | {"max_logit": (1e11, 1e12)})
+
+
 def test_mistakes_are_told(tmp_path: Path):
     before, after = (scan.reading for scan in scans())
     fewer = dataclasses.replace(after.sites[0], heads=after.sites[0].heads[:3])
@@ -195,6 +218,17 @@ def test_mistakes_are_told(tmp_path: Path):
     other = dataclasses.replace(after.sites[0], name="encoder")
     with pytest.raises(InputError, match=r"no site in common. Before: model.* After: encoder \(eval\)\."):
         compare(before, dataclasses.replace(after, sites=(other,)))
+    train = tuple(dataclasses.replace(site, mode="train") for site in after.sites)
+    with pytest.raises(
+        InputError, match=r"before is in mode eval and after in mode train\. .*call model\.train\(\) or"
+    ):
+        compare(before, dataclasses.replace(after, sites=train))
+    inner = tuple(dataclasses.replace(site, name=site.name.removeprefix("model.")) for site in after.sites)
+    for where, pair in (("After", (inner, after.sites)), ("Before", (after.sites, inner))):
+        with pytest.raises(
+            InputError, match=rf"{where} has the same names behind 'model\.': .*scan\(model\.model, bat"
+        ):
+            compare(*(dataclasses.replace(after, sites=sites) for sites in pair))
     with pytest.raises(InputError, match=r"compare\(after\) must be a Scan, its reading, or .* got int"):
         compare(before, 3)  # type: ignore[arg-type]
     with pytest.raises(

@@ -139,7 +139,7 @@ class Comparison:
         if not shared:
             raise InputError(
                 f"compare: the two scans have no site in common. Before: {_names(sites)}. After: {_names(others)}. "
-                "They must be of the same architecture, and both in training or both in evaluation."
+                f"{_why_apart(sites, others)}"
             )
         means = (_means(sites, others) | _means(others, sites)) & set(shared)
         keys = [key for key in shared if key not in means]
@@ -338,6 +338,28 @@ def _means(sites: Mapping[SiteKey, SiteReading], others: Mapping[SiteKey, SiteRe
     return apart(sites.values()) - {first_call(*key) for key in others if first_call(*key) != key}
 
 
+def _why_apart(sites: Mapping[SiteKey, SiteReading], others: Mapping[SiteKey, SiteReading]) -> str:
+    """What two readings without a common site may have in common, and what to do."""
+    modes = [{mode for _, _, mode in one} for one in (sites, others)]
+    if {key[:2] for key in sites} & {key[:2] for key in others}:
+        before, after = (" and ".join(sorted(one)) for one in modes)
+        return (
+            f"The sites are the same, but before is in mode {before} and after in mode {after}. Compare two of one "
+            "mode: attemper.scan measures in the mode of the model, so call model.train() or model.eval() before it."
+        )
+    for where, inner, outer in (("After", sites, others), ("Before", others, sites)):
+        names = {name for name, _, _ in outer}
+        shortest = min((name for name, _, _ in inner), key=len, default="")
+        prefixes = {name.removesuffix(shortest) for name in names if name.endswith(f".{shortest}")}
+        for prefix in sorted(prefixes):
+            if all(prefix + name in names for name, _, _ in inner):
+                return (
+                    f"{where} has the same names behind {prefix!r}: it is of a model that holds the other. Scan "
+                    f"the same part of both, such as attemper.scan(model.{prefix.rstrip('.')}, batches)."
+                )
+    return "They must be of the same architecture, and both in training or both in evaluation."
+
+
 def _names(sites: Mapping[SiteKey, SiteReading]) -> str:
     return first_of([f"{name} ({mode})" for name, _, mode in sites], 3) or "none"
 
@@ -346,7 +368,7 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     """A line on everything, the ``top`` heads that changed most, and the sites that only one of the two has.
 
     Args:
-        width: of the terminal. Columns that have no room are left out; ``--json`` has them.
+        width: of the terminal. Columns that have no room are left out, and named; ``--json`` has them.
         statistic: by whose change the heads are in order; None for that of ``comparison.heads``.
     """
     from rich.console import Group
@@ -360,7 +382,12 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     names = Text.assemble((clean(comparison.before), "bold"), " -> ", (clean(comparison.after), "bold"))
     sides = [Text(clean(line), style="dim") for line in map(say, side_lines(comparison.to_dict()))]
     parts: list[RenderableType] = [names, *sides, Text(clean(comparison.summary(first))), Text("")]
-    parts.append(_grid(comparison, heads[:top], first, width))
+    if statistic is None and len(comparison.judged) == len(heads) and not comparison.beyond:
+        heads = ()  # their differences are rounding, or that of the texts: the line above says so
+    grid, left_out = _grid(comparison, heads[:top], first, width)
+    parts += [grid] if heads else []
+    if heads and left_out:
+        parts.append(Text(f"no room for: {', '.join(left_out)} (--json has all)", style="dim"))
     if len(heads) > top:
         parts.append(Text(f"and {count(len(heads) - top, 'head')} that changed less", style="dim"))
     for side, sites in (("before", comparison.only_before), ("after", comparison.only_after)):
@@ -368,7 +395,8 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     return Group(*parts)
 
 
-def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, width: int) -> Table:
+def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, width: int) -> tuple[Table, list[str]]:
+    """The table, and the titles of columns that have no room in it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -378,10 +406,12 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
     columns: dict[str, list[str]] = {"change": [title, *(_change(head, first) for head in heads)]}
     for name in dict.fromkeys((first, *comparison.statistics)):
         columns[name] = [SHOWN[name].compared or SHOWN[name].column, *(_pair(head, name) for head in heads)]
-    # The change is told beside its statistic; both have room in 60 columns.
     order = {first: columns[first], **columns}
-    room = width - min(max(map(len, sites), default=4), width // 3) - len("  layer  head  ")
-    fitting = columns_that_fit(order, room)
+    room, longest = width - len("  layer  head  "), max(map(len, sites), default=4)
+    fitting = columns_that_fit(order, room - min(longest, width // 3))
+    if "change" not in fitting:  # names of sites fold further, and the change comes before its statistic
+        roomy = columns_that_fit({"change": columns["change"], **order}, room - min(longest, width // 5))
+        fitting = [name for name in (first, "change") if name in roomy]
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("site", overflow="fold")
     for title in ("layer", "head", *(columns[name][0] for name in fitting)):
@@ -389,7 +419,7 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
     for row, (site, head) in enumerate(zip(sites, heads, strict=True), 1):
         layer = "-" if head.layer is None else str(head.layer)
         grid.add_row(Text(site), layer, str(head.head), *(_dim(columns[name][row]) for name in fitting))
-    return grid
+    return grid, [columns[name][0] for name in order if name not in fitting]
 
 
 def _pair(head: HeadChange, statistic: str) -> str:
