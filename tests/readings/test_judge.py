@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attemper.readings.alarms import KINDS, OF_HEADS, AlarmKind, with_course
+from attemper.readings.alarms import KINDS, OF_HEADS, AlarmKind, by_kind, urgency, with_course
 from attemper.readings.judge import Judge, judge
 from attemper.readings.laws import LASTING, RECENT, outside
 from attemper.readings.limits import AlarmLimits
@@ -518,7 +518,7 @@ def test_a_run_that_goes_back_is_judged_on():
     one = Judge()
     for step, value in [(0, 10), (100, 10), (200, 20), (150, 40), (160, 80), (170, 160)]:
         one.feed(sample(step, {"a": {"max_logit": [value, 10.0]}}))
-    assert told(one.alarms) == [("logits", 0, 170, None), ("logit_growth", 0, 170, None)]
+    assert told(one.alarms) == [("logit_growth", 0, 170, None), ("logits", 0, 170, None)]
 
 
 def test_a_site_that_comes_back_with_other_heads_is_another_one():
@@ -612,3 +612,19 @@ def test_a_history_of_one_process_says_nothing_of_ranks():
     for given in series("max_logit", [10.0] * 3):
         one.feed(given)
     assert not any("rank" in note for note in one.notes)
+
+
+def test_of_alarms_that_begin_together_the_worst_comes_first_and_every_group_has_that_order():
+    """The head furthest beyond its limit, whichever kind of view lists it, and whether it has ended or stands."""
+    one = Judge()
+    for place, logits in enumerate([[20.0] * 3, [110.0, 120.0, 300.0], [110.0, 120.0, 10.0]]):
+        sites = {"layers.0": {"max_logit": logits}, "layers.1": {"max_logit": logits[::-1]}}
+        one.feed(sample(10 * place, sites))
+    found = [(alarm.site, alarm.head) for alarm in one.alarms if alarm.kind == "logits"]
+    first = ["layers.0", "layers.1"]
+    assert found == [(first[0], 2), (first[1], 0), (first[0], 1), (first[1], 1), (first[0], 0), (first[1], 2)]
+    for alarms in (one.alarms, one.alarms[::-1]):
+        (group,) = (group for (_, kind, _), group in by_kind(alarms).items() if kind == "logits")
+        assert [alarm.value for alarm in group] == [300, 300, 120, 120, 110, 110]
+    slow, fast = (Alarm("a", 0, "logit_growth", "warning", days, 20.0, "", "", since=3) for days in (19.0, 2.0))
+    assert urgency(fast) < urgency(slow), "a short doubling time is the worst"

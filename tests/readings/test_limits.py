@@ -245,7 +245,9 @@ def test_no_line_is_a_remedy_that_ended_higher_where_the_fault_did_no_harm() -> 
     assert clip == set(REMEDIED)
     for kind in ALARMS:
         assert "learning rate / 3" not in kind.line
-        assert "ower the" not in re.sub(r"If the loss .*", "", f"{kind.advice} {kind.line}"), "the rate, with no if"
+        assert "ower the" not in re.sub(r"If (the loss|alarms of heads start) .*", "", f"{kind.advice} {kind.line}"), (
+            "the rate, with no if"
+        )
 
 
 def test_alarms_are_grouped_by_kind_the_worst_first() -> None:
@@ -281,3 +283,10 @@ def test_a_value_that_json_cannot_hold_is_none_and_its_message_says_it() -> None
         "a: normalised entropy of all 4 heads has fallen, in the mean from 0.5 to 0.01 (it was 0.4 at step 30)"
     )
     assert (whole.head, whole.step, whole.since, whole.ended) == (None, 40, 40, None)
+
+
+def test_a_jump_of_the_loss_with_alarms_of_heads_asks_for_a_lower_rate_before_any_clip() -> None:
+    """As docs/tasks/my-loss-spikes.md says in the row "both": a line of QKClip is no answer to a jump of the rate."""
+    advice = KINDS["loss_spike"].advice
+    assert "heads start at these steps too, lower the learning rate or go back to a checkpoint first. If not," in advice
+    assert "their advice" not in advice

@@ -11,7 +11,7 @@ from attemper.readings.alarms import ALARMS
 from attemper.readings.reading import Skipped
 from attemper.report.document import towers
 from attemper.report.headline import LONGEST, verdict
-from attemper.report.key_figures import groups
+from attemper.report.key_figures import first_warning, groups
 from attemper.report.texts import LANGUAGES, say
 from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
 
@@ -159,3 +159,14 @@ def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:
     assert found.sentence == (
         "1 earlier warning has ended, at step 192 (loss has jumped). No warning now: the largest logit is 17.5."
     )
+
+
+@pytest.mark.parametrize(("heads", "label"), [(1, "a · 0"), (3, "a · 2 and others: 3 heads at once")])
+def test_the_first_warning_is_of_the_worst_head_and_says_how_many_began_with_it(heads: int, label: str) -> None:
+    raised = tuple(alarm("logits", "warning", "a", at, 110.0 + at, step=9, since=9) for at in range(heads))
+    later = alarm("logits", "warning", "a", 3, 900.0, step=12, since=12)
+    given = reading(site("a"), alarms=(*raised, later))
+    first = first_warning(given, towers(given.sites), given.alarms)
+    assert first is not None
+    assert first.place is not None
+    assert say(first.place.label, "en") == label

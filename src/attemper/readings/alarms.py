@@ -500,8 +500,9 @@ ALARMS = (
         message="{now:.4g} is far from its mean over the 50 steps before, {before:.4g}",
         clause=("time the loss has jumped", "times the loss has jumped"),
         title="loss has jumped",
-        advice="If alarms of heads start at these steps, follow their advice. If not, check the data of these steps: "
-        "another file, repeated or shuffled texts, wrong labels. Skip them if they are bad.",
+        advice="If alarms of heads start at these steps too, lower the learning rate or go back to a checkpoint first. "
+        "If not, check the data of these steps: another file, repeated or shuffled texts, wrong labels. Skip them if "
+        "they are bad.",
         line=_CHANGED.format(what="the data or the learning rate"),
     ),
     AlarmKind(
@@ -553,14 +554,31 @@ def is_by_job(alarm: Alarm) -> bool:
     return alarm.advice == ADVICE
 
 
+def rings_above(kind: AlarmKind) -> bool:
+    """Whether it rings where its measure, not the statistic, is above the limit."""
+    from attemper.readings.laws import LAWS  # NumPy: a list of alarms is read without
+
+    return (LAWS[kind.law].side or kind.side) == "above"
+
+
+def urgency(alarm: Alarm) -> tuple[int, int, float]:
+    """What comes first is least: the step at which it began, then the worst severity, then the value furthest beyond
+    its limit at the beginning, as a ratio. What is alike stands in the order of the model.
+    """
+    value, limit = math.inf if alarm.value is None else alarm.value, alarm.limit or 1.0
+    if alarm.value is not None and alarm.kind in KINDS and not rings_above(KINDS[alarm.kind]):
+        value, limit = limit, value
+    return alarm.since or 0, -SEVERITIES.index(level_of(alarm.severity)), -value / limit if limit else -math.inf
+
+
 def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str, bool], list[Alarm]]:
     """Alarms by severity and kind, and apart those of heads that are sharp by their job: the worst severity first, then
-    in the order in which kinds are first met.
+    in the order in which kinds are first met. Each in the order of ``urgency``.
     """
     groups: dict[tuple[str, str, bool], list[Alarm]] = {}
     for alarm in sorted(alarms, key=lambda alarm: (-SEVERITIES.index(level_of(alarm.severity)), is_by_job(alarm))):
         groups.setdefault((alarm.severity, alarm.kind, is_by_job(alarm)), []).append(alarm)
-    return groups
+    return {key: sorted(found, key=urgency) for key, found in groups.items()}
 
 
 def is_heard(alarm: Alarm) -> bool:

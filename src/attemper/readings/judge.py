@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from attemper.readings.alarms import KINDS, MEAN_OF, OF_HEADS, SEVERITIES, TEXTS, AlarmKind
+from attemper.readings.alarms import KINDS, MEAN_OF, OF_HEADS, SEVERITIES, TEXTS, AlarmKind, rings_above, urgency
 from attemper.readings.head_columns import Columns
 from attemper.readings.laws import LAWS, MARKS, SPAN, VERSION, Array
 from attemper.readings.limits import AlarmLimits
@@ -167,12 +167,17 @@ class Judge:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Every alarm so far, in the order in which they began; of those that have ended, the latest ``MOST_ENDED``."""
+        """Every alarm so far, in the order of ``urgency``; of those that have ended, the latest ``MOST_ENDED``."""
         past = (*self._ended, *self._now.ended)
         thresholds = {kind.name: _threshold(kind, self._now.kinds[kind.name], past) for kind in OF_HEADS}
         ended = (self._alarm(*one[:4], thresholds[one.kind.name], one.step) for one in past)
         found = (*ended, *(one for one in self.loss.alarms if one.ended is not None), *self.standing)
-        return tuple(sorted(found, key=lambda alarm: alarm.since or 0))
+        places = {site.name: place for place, site in enumerate(self._columns.sites)}
+
+        def order(alarm: Alarm) -> tuple[Any, ...]:
+            return *urgency(alarm), places.get(alarm.site, -1), -1 if alarm.head is None else alarm.head
+
+        return tuple(sorted(found, key=order))
 
     @property
     def untrained(self) -> bool:
@@ -422,11 +427,6 @@ def _threshold(kind: AlarmKind, now: KindState, past: Iterable[PastAlarm]) -> fl
     first = np.concatenate(figures, 1)
     began = first[STEP] == first[STEP].min(initial=math.inf)
     return min(float(np.fmin.reduce(first[LOGIT, began], initial=math.nan)) / 2, MOST_CLIPPED)
-
-
-def rings_above(kind: AlarmKind) -> bool:
-    """Whether it rings where its measure, not the statistic, is above the limit."""
-    return (LAWS[kind.law].side or kind.side) == "above"
 
 
 def beyond_floor(kind: AlarmKind, now: Array) -> np.ndarray:

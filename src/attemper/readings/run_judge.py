@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attemper.readings.alarms import OF_HEADS, AlarmKind
+from attemper.readings.alarms import OF_HEADS, AlarmKind, rings_above
 from attemper.readings.judge import (
     BESIDE,
     COUNTS,
@@ -27,7 +27,6 @@ from attemper.readings.judge import (
     State,
     beyond_floor,
     figure_of,
-    rings_above,
 )
 from attemper.readings.laws import LAWS, Array
 from attemper.readings.sample import Samples, SiteLabel

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attemper.readings.alarms import KINDS, by_kind, is_heard, level_of, value_at
+from attemper.readings.alarms import by_kind, is_heard, level_of, urgency
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading, column_of
 from attemper.readings.roles import ROLES
 from attemper.report.document import Quantity, Tower, by_name, mode_of, place_of, site_of, spoken_labels
@@ -96,15 +96,9 @@ def groups(
         return _alarm_place(alarm, site_of(alarm, named), labels)
 
     return tuple(
-        _group(severity, kind, sorted(found, key=_urgency), place, most, by_job, reading.fewest_keys)
+        _group(severity, kind, found, place, most, by_job, reading.fewest_keys)
         for (severity, kind, by_job), found in by_kind(tuple(reading.alarms if alarms is None else alarms)).items()
     )
-
-
-def _urgency(alarm: Alarm) -> tuple[int, float]:
-    """What comes first is least: the step at which it began, then how far its value is on the alarming side."""
-    kind, value = KINDS.get(alarm.kind), value_at(alarm, "worst") or 0.0
-    return alarm.since or 0, value if kind is not None and kind.side == "below" else -value
 
 
 def _group(
@@ -151,7 +145,7 @@ def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]
 def first_heard(alarms: Sequence[Alarm]) -> Alarm | None:
     """The first alarm of a run that is a warning or worse."""
     heard = [alarm for alarm in alarms if is_heard(alarm) and alarm.since is not None]
-    return min(heard, key=lambda alarm: alarm.since or 0, default=None)
+    return min(heard, key=urgency, default=None)
 
 
 def first_warning(reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[Alarm]) -> Figure | None:
@@ -161,9 +155,14 @@ def first_warning(reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[
         return None
     labels, site = spoken_labels(towers), site_of(first, by_name(reading.sites))
     place = _alarm_place(first, site, labels)
+    label = _spoken(site, first.head, place, labels)
+    together = [one for one in alarms if is_heard(one) and one.since == first.since]
+    heads = {(one.site, one.head) for one in together if None not in (one.head, first.head)}
+    if len(heads) > 1:
+        label = message("figure.at_once", place=label, n=len(heads))
     return Figure(
         message("figure.first"), message("figure.at_step", step=first.since), "",
-        replace(place, label=_spoken(site, first.head, place, labels)),
+        replace(place, label=label),
     )  # fmt: skip
 
 

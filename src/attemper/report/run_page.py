@@ -104,7 +104,7 @@ def _words(run: StoredRun, reading: Reading, alarms: Sequence[Alarm], notes: Seq
         "verdict": verdict(reading, past),
         "figures": (*([first] if first else ()), *figures(reading, drawn, _when(run, reading))),
         "groups": groups(reading, drawn, most=FEW_PLACES),
-        "ended": groups(reading, drawn, sorted(past, key=lambda alarm: alarm.since or 0), FEW_PLACES),
+        "ended": groups(reading, drawn, past, FEW_PLACES),
         "notes": [texts.note(note) for note in dict.fromkeys(notes)],
         "towers": drawn,
         "quantities": quantities(reading),

@@ -174,7 +174,6 @@ def _notes(runs: Sequence[StoredRun], keys: Sequence[SiteKey]) -> list[Message]:
 def _facts(run: StoredRun, letter: str, names: Sequence[str]) -> dict[str, Any]:
     """What the scripts need of a run beside its courses."""
     alarms = [alarm for alarm in run.judge.alarms if level_of(alarm.severity) != "notice"]
-    alarms.sort(key=lambda alarm: alarm.since or 0)
     moments = max(run.ranks.moments, key=len)
     gaps = np.diff(moments["step"], append=moments["step"][-1])
     tokens = np.concatenate([[0], np.cumsum(moments["tokens"] * gaps)[:-1]])
