@@ -102,7 +102,7 @@ def test_a_sharp_head_without_such_a_role_is_advised_as_before(scores: dict[str,
 
 def test_what_is_said_of_a_role_is_said_in_chinese() -> None:
     (of_role, *_) = sharp_site(**{"duplicate token": 0.9})
-    assert say(said(of_role), "zh") == "归一化熵 0.010，非常低（重复 token 头：尖锐是它的本职）"
+    assert say(said(of_role), "zh") == "归一化熵 0.010，非常低（重复 token 头：本来就该尖锐）"
     assert say(advice(of_role), "zh").startswith("不需要处理")
 
 
