@@ -56,7 +56,8 @@ def test_documents_of_a_packed_llama_leak_with_the_default_cache_and_with_a_mask
     assert (found.rows, found.keys) == (24, 40)
     assert found.weight == pytest.approx(0.77, abs=0.02)
     assert found.moved == pytest.approx(1, abs=0.9)
-    assert "24 rows, which see 52.5 keys where 12.5 are declared" in found.message
+    assert "in 24 rows, 52.5 keys are seen on average where 12.5 are declared" in found.message
+    assert found.observed.startswith("seen broken at 3 sites; tested at")
     assert attemper.check(model, {**batch, "use_cache": False})["documents"].verdict == "kept"
     ones = {"use_cache": False, "attention_mask": torch.ones((1, 64), dtype=torch.int64)}
     assert attemper.check(model, {**batch, **ones})["documents"].verdict == "broken"
@@ -550,7 +551,7 @@ def test_bad_input_is_one_clear_line():
 
 def test_a_report_is_json_a_page_and_an_error(tmp_path: Any):
     report = attemper.check(Mixer(Attention(ahead=1)).eval(), ids(), causal=True, name="mine")
-    with pytest.raises(AssertionError, match=r"(?s)mine breaks what is declared.*causal: layer: 94 rows"):
+    with pytest.raises(AssertionError, match=r"(?s)mine breaks what is declared.*causal: layer: in 94 rows"):
         report.raise_if_broken()
     document = json.loads(report.to_json(tmp_path / "check.json"))
     assert json.loads((tmp_path / "check.json").read_text("utf-8")) == document

@@ -55,11 +55,11 @@ class Breach:
     def in_words(self, sites: int, forbidden: str) -> str:
         """All of it, at the first of so many sites; ``forbidden``: what the keys are that rows must not see."""
         more = f" (and {count(sites - 1, 'more site')})" if sites > 1 else ""
-        seen = f"{self.seen:.4g} keys where {self.expected:.4g} are declared"
-        said = f"{self.site}{more}: {count(self.rows, 'row')}, which see {seen}"
+        seen = f"{self.seen:.4g} keys are seen on average where {self.expected:.4g} are declared"
+        said = f"{self.site}{more}: in {count(self.rows, 'row')}, {seen}"
         if self.weight is None:
-            return f"{said}, and lack {self.missing:.4g}"
-        return f"{said}, {self.extra:.4g} of them {forbidden}, with {self.weight:.3g} of the weight"
+            return f"{said}, and {self.missing:.4g} are missing"
+        return f"{said}, and {self.extra:.4g} of these are {forbidden}, with {self.weight:.3g} of the weight"
 
 
 @dataclass(frozen=True)

@@ -235,12 +235,14 @@ class Session:
         judged, left = self.keys.judged.get(kind.name, []), self.keys.unread
         if kind.name == "window":  # which layers without attention have not, nor a tower that reads pictures
             left = {one: why for one, why in left.items() if why not in LAYER_KINDS and not why.endswith(ELSEWHERE)}
+        breaches = self.keys.breaches.get(kind.name, [])
         parts = [f"proved at {count(len(judged), 'site')}"] if judged else []
+        parts = [f"seen broken at {count(len(breaches), 'site')}"] if breaches else parts
         passes = f" ({count(forwards, 'forward pass', 'forward passes')})" if forwards else ""
         parts += [f"tested at {count(tests.cuts, 'cut')}{passes}"] if tests.cuts else []
         observed, reasons = "; ".join(parts) or "-", "; ".join(dict.fromkeys(tests.reasons))
         rule = Rule(kind.name, "kept", declared, observed, forwards=forwards)
-        if self.keys.breaches.get(kind.name) or tests.found is not None:
+        if breaches or tests.found is not None:
             return self._with_breach(kind, tests, rule)
         if tests.cuts or (judged and not left):
             observed += f"; not tested: {reasons}" if reasons else ""
