@@ -207,7 +207,7 @@ def test_the_change_stays_on_a_narrow_terminal_which_says_what_it_leaves_out_and
 
 def replace_pair(head: HeadChange) -> HeadChange:
     """The same with numbers that need much room."""
-    return dataclasses.replace(head, pairs=head.pairs | {"max_logit": (1e11, 1e12)})
+    return dataclasses.replace(head, pairs={**head.pairs, "max_logit": (1e11, 1e12)})
 
 
 def test_mistakes_are_told(tmp_path: Path):
@@ -228,7 +228,7 @@ def test_mistakes_are_told(tmp_path: Path):
         with pytest.raises(
             InputError, match=rf"{where} has the same names behind 'model\.': .*scan\(model\.model, bat"
         ):
-            compare(*(dataclasses.replace(after, sites=sites) for sites in pair))
+            compare(dataclasses.replace(after, sites=pair[0]), dataclasses.replace(after, sites=pair[1]))
     with pytest.raises(InputError, match=r"compare\(after\) must be a Scan, its reading, or .* got int"):
         compare(before, 3)  # type: ignore[arg-type]
     with pytest.raises(
