@@ -75,6 +75,7 @@ def test_a_weight_that_is_no_number_stays_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.turns(2)
 def test_32_times_32_heads_of_64_tokens_fit_into_two_megabytes(tmp_path: Path, causal: bool) -> None:
     words = tuple(f"token{at}" for at in range(64))
     hidden = torch.ones(64, 64, dtype=torch.bool).triu(1) if causal else torch.zeros(64, 64, dtype=torch.bool)

@@ -164,6 +164,7 @@ def test_a_loss_of_every_step_and_what_is_still_being_written_are_shown(tmp_path
     assert data["runs"][0]["loss"]["mean"][:3] == [0, 1, 2]
 
 
+@pytest.mark.slow("eight runs of many heads")
 def test_eight_runs_of_many_heads_stay_in_bounds(tmp_path: Path):
     labels = tuple(replace(label, heads=32) for label in sites(12, 32))
     names = ("normalized_entropy", "max_logit", "effective_tokens", "first_token_mass", "rows", "judged_rows")
