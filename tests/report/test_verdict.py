@@ -131,7 +131,16 @@ def test_heads_of_a_card_stand_in_the_order_in_which_their_alarms_began() -> Non
     (card,) = groups(given, towers(given.sites))
     assert [place.head for place in (*card.told, *card.places)] == [2, 1, 0, 3], "of one step the largest first"
     assert card.order == "alarms.earliest_first"
-    assert "(the first at step 20)" in verdict(given).sentence
+    assert verdict(given).sentence.startswith("4 heads have logits above 100 (the first at step 20), the largest 900.")
+
+
+def test_the_largest_value_of_a_run_has_a_step_of_its_own() -> None:
+    """It is of the last step, and not of the one at which the warnings began."""
+    later = {"step": 50, "since": 20, "latest": 419.4, "latest_step": 299}
+    raised = replace(alarm("logits", "warning", "a", 1, 120.0), **later)
+    found = verdict(reading(site("a"), alarms=(raised,))).said
+    assert say(found) == "1 head has logits above 100 (since step 20), the largest 419.4 at step 299."
+    assert say(found, "zh") == "1 个头的 logit 过大，超过 100（自第 20 步起），最大 419.4（第 299 步）。"
 
 
 @pytest.mark.parametrize(("kind", "order"), [("logits", [1, 0]), ("collapsed", [0, 1])])
@@ -157,7 +166,7 @@ def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:
     found = verdict(reading(site("layer.0")), (rang,))
     assert found.level == "notice"
     assert found.sentence == (
-        "1 earlier warning has ended, at step 192 (loss has jumped). No warning now: the largest logit is 17.5."
+        "1 earlier warning has ended, at step 192 (loss has jumped). No warning now; the largest logit is 17.5."
     )
 
 

@@ -129,8 +129,10 @@ def _clause(name: str, alarms: list[Alarm], is_bound: bool) -> Message:
     if kind.worst:
         bound = alarms[0].limit
         limit = message("verdict.beyond") if bound is None else message(f"verdict.{kind.side}", limit=float(bound))
-        value = max((one for one in (value_at(alarm, "latest") for alarm in alarms) if one is not None), default=None)
+        known = [(one, alarm.latest_step) for alarm in alarms if (one := value_at(alarm, "latest")) is not None]
+        value, step = max(known, key=lambda one: one[0], default=(None, None))
         worst = "" if value is None else message(f"alarm.{name}.worst", value=_worst(value, is_bound))
+        worst = worst if step is None else message("verdict.worst_at", worst=worst, step=step)
     return message("verdict.clause", clause=clause, limit=limit, worst=worst, since=since)
 
 
