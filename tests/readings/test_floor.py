@@ -49,7 +49,9 @@ def test_two_precisions_of_one_model_do_not_differ_and_a_changed_head_does_in_bo
     found = attemper.compare(one, low)
     assert any(head.pairs["normalized_entropy"][0] != head.pairs["normalized_entropy"][1] for head in found.heads)
     assert (found.beyond, found.judged, found.texts) == ((), found.heads, "same")
-    assert found.summary().startswith(f"0 of {len(found.heads)} heads differ beyond rounding; mean normalised entropy ")
+    assert found.summary().startswith(
+        f"None of {len(found.heads)} heads differs beyond rounding; mean normalised entropy "
+    )
     changed = with_one_longer_head(model, name)
     for other in (scan(changed), scan(changed, dtype=dtype)):
         layers = {(head.layer, head.head) for head in attemper.compare(one, other).beyond}
@@ -73,7 +75,7 @@ def test_another_text_of_one_kind_does_not_differ_and_a_changed_head_does():
     found = attemper.compare(one, other)
     assert (found.texts, found.beyond) == ("other", ())
     assert len(found.judged) == len(found.heads)
-    assert "0 of 16 heads differ beyond rounding and the spread of batches; " in found.summary()
+    assert "None of 16 heads differs beyond rounding and the spread of batches; " in found.summary()
     assert all(head.floors["max_logit"] is None for head in found.heads)
     changed = attemper.compare(one, scan(with_one_longer_head(model, "bert"), batches(1, 24)))
     assert (1, 1) in {(head.layer, head.head) for head in changed.beyond}

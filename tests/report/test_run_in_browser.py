@@ -56,6 +56,7 @@ def test_the_slider_moves_the_map_the_numbers_and_the_alarms(open_page: Open, ru
     assert colour(page, 1, 1) != fallen
     assert marked(page) == [[0, 0]], "the logits of head 0 of layer 0 were large then, and nothing else"
     assert page.text_content("#numbers-at") == "Numbers at step 120"
+    assert (page.text_content("#rank") or "").startswith("At step 120: "), "tiles are of the last step"
     assert float(numbers(page)["Normalised entropy"]) == pytest.approx(0.6, abs=0.05)
     slide(page, 235)
     page.click("#play")

@@ -19,7 +19,7 @@ from attemper import InputError
 from attemper.readings.sample import Sample
 from attemper.report.headline import LEVELS, Verdict
 from attemper.report.page import LARGEST_BYTES
-from attemper.report.runs import MOST_RUNS, runs_page, sentence_of
+from attemper.report.runs import MOST_RUNS, _warnings_said, runs_page, sentence_of
 from attemper.report.texts import message, say
 from attemper.results.run import Run, open_run
 from tests.report.conftest import Open, check_policy, shown_text
@@ -88,7 +88,7 @@ def test_the_table_is_there_without_scripts_and_names_are_escaped(three: list[Ru
 def test_the_sentence_says_which_runs_are_ill_and_the_table_what_its_numbers_are(three: list[Run]):
     told = shown_text(runs_page(three))
     said, _, table = told.partition("attemper report RUN writes the page of one run, which says what to do.")
-    assert "Look at this A (a), C (c <b>) have warnings and B (b) has no warning now." in said
+    assert "Look at this A (a) and C (c <b>) have warnings and B (b) has no warning now." in said
     assert "A: 1 layer has collapsed (since step" in said
     assert "Normalised entropy mean over heads of log n" in table
     assert "Largest logit largest of all heads" in table
@@ -113,6 +113,11 @@ def test_every_level_of_a_verdict_has_its_part_of_the_sentence(levels: tuple[str
     assert say(given["said"]).lower() == said.lower()
     assert given["level"] == min(levels, key=LEVELS.index)
     assert say(given["said"], "zh")
+
+
+def test_warnings_that_have_ended_are_counted_apart():
+    assert say(_warnings_said(13, 8, 180)) == "5 now, 8 ended, first at step 180"
+    assert [say(_warnings_said(2, ended, 9)) for ended in (0, 2)] == ["2, first at step 9"] * 2
 
 
 def test_the_same_run_twice_is_shown_once_and_one_without_a_sample_is_left_out(three: list[Run], tmp_path: Path):

@@ -124,6 +124,7 @@ def comparison_page(
             summary=summary(document, keys[0] if keys else ""),
             advised=document["beyond"] > 0 and document["texts"] != "other" and runs is None,
             facts=side_lines(document),
+            floor=_floor_said(document),
             heads=len(heads),
             sites=len({(head["site"], head["kind"], head["mode"]) for head in heads}),
             columns=columns,
@@ -189,13 +190,18 @@ def _count_said(document: Mapping[str, Any]) -> Message:
         return message("compared.none", heads=total)
     if not judged:
         return message("compared.count", heads=total, n=many)
+    key, heads_judged = "compared.beyond" if document["beyond"] else "compared.within", message("count.heads", n=judged)
+    said = message(key, heads=heads_judged, n=document["beyond"], floor=_floor_said(document))
+    left = len(heads) - judged
+    return message("compared.not_judged", said=said, n=left) if left else said
+
+
+def _floor_said(document: Mapping[str, Any]) -> Clauses:
+    """What differences are counted against."""
     sides = (document["sides"] or {}).values()
     reasons = ["rounding", *(["texts"] if document["texts"] == "other" else [])]
     reasons += ["rows"] if any(side["sampled_rows"] for side in sides) else []
-    floor = Clauses([message(f"compared.floor.{reason}") for reason in reasons])
-    said = message("compared.beyond", heads=message("count.heads", n=judged), n=document["beyond"], floor=floor)
-    left = len(heads) - judged
-    return message("compared.not_judged", said=said, n=left) if left else said
+    return Clauses([message(f"compared.floor.{reason}") for reason in reasons])
 
 
 def _first_said(document: Mapping[str, Any]) -> Message | str:

@@ -185,6 +185,7 @@ def _facts(run: StoredRun, letter: str, names: Sequence[str]) -> dict[str, Any]:
         "tokens": [moments["step"][few].tolist(), tokens[few].tolist()],
         "lacking": [name for name in names if name not in run.statistics],
         "warnings": len(alarms),
+        "ended": sum(one.ended is not None for one in alarms),
         "alarms": list(dict.fromkeys((one.since, level_of(one.severity)) for one in alarms))[:MOST_ALARMS],
         "began": [encode(one) for one in _began(alarms)],
     }
@@ -267,9 +268,16 @@ def sentence_of(verdicts: Sequence[Verdict], found: Sequence[dict[str, Any]]) ->
     for level in levels:
         own = [facts for one, facts in zip(verdicts, found, strict=True) if one.level == level]
         names = [message("runs.named", run=facts["letter"], name=cut(facts["name"], 24)) for facts in own]
-        parts.append(message(f"runs.verdict.{level}", n=len(own), runs=Names(names)))
+        runs = message("runs.several", first=Names(names[:-1]), last=names[-1]) if len(names) > 1 else names[0]
+        parts.append(message(f"runs.verdict.{level}", n=len(own), runs=runs))
     each = [message("runs.of", run=facts["letter"], model=one.said) for one, facts in zip(verdicts, found, strict=True)]
     return {"level": levels[0], "said": message("verdict.ill", found=Clauses(parts)), "each": each}
+
+
+def _warnings_said(many: int, ended: int, step: int) -> Message:
+    if not 0 < ended < many:
+        return message("runs.warnings", n=many, step=step)
+    return message("runs.warnings_ended", now=many - ended, ended=ended, step=step)
 
 
 def _row(run: StoredRun, facts: dict[str, Any], names: Sequence[str]) -> Row:
@@ -284,7 +292,7 @@ def _row(run: StoredRun, facts: dict[str, Any], names: Sequence[str]) -> Row:
         tuple(cut(clean(one), 80) for one in (", ".join(run.tags), model) if one),
         message("runs.live" if run.live else "runs.steps", first=first, last=last),
         len(run),
-        message("runs.warnings", n=facts["warnings"], step=alarms[0][0]) if alarms else "0",
+        _warnings_said(facts["warnings"], facts["ended"], alarms[0][0]) if alarms else "0",
         (
             shown(known[-1] if known else None),
             *(_cell(name, over_heads(run.reading.heads, name)) for name in names),

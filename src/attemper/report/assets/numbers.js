@@ -99,5 +99,6 @@ function rankText(head) {
   const title = titleOf(quantity());
   if (!rank) return text("head.no_place", { title });
   const values = { place: ordinal(rank.place), superlative: quantity().superlative, n: rank.of, title };
-  return text(rank.place === 1 ? "head.first" : "head.rank", values);
+  const said = [rank.place === 1 ? "head.first" : "head.rank", values];
+  return chosen.column === null ? say(said) : text("head.rank_at", { step: stepNow(), said });
 }

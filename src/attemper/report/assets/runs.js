@@ -87,7 +87,7 @@ function redrawAll() {
   const { title, unit, over } = DATA.statistics[shown.statistic];
   const site = shown.site < 0 ? text("runs.all") : siteName(shown.site);
   const place = shown.head < 0 ? text("runs.place", { site, over: text(`runs.over.${over}`) }) : site + text("runs.of_head", { head: shown.head });
-  const named = `${unit ? text("heads.named", { title, unit }) : say(title)}: ${place}`;
+  const named = text("head.alarm", { place: unit ? text("heads.named", { title, unit }) : title, said: place });
   byId("course-title").textContent = named;
   const courses = DATA.runs.map((_, at) => courseOf(at));
   const ends = endsOf([losses, courses]);
