@@ -19,7 +19,7 @@ from attemper import InputError
 from attemper.readings.sample import Sample
 from attemper.report.headline import LEVELS, Verdict
 from attemper.report.page import LARGEST_BYTES
-from attemper.report.runs import MOST_RUNS, _warnings_said, runs_page, sentence_of
+from attemper.report.runs import MOST_RUNS, runs_page, sentence_of, warnings_said
 from attemper.report.texts import message, say
 from attemper.results.run import Run, open_run
 from tests.report.conftest import Open, check_policy, shown_text
@@ -102,7 +102,7 @@ def test_the_sentence_says_which_runs_are_ill_and_the_table_what_its_numbers_are
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        (("fine", "fine"), "in A (a), B (b) nothing looks wrong."),
+        (("fine", "fine"), "in A (a) and B (b) nothing looks wrong."),
         (("fine", "empty", "critical"), "C (c) is broken, B (b) measured nothing, and in A (a) nothing looks wrong."),
         (("untrained", "unjudged"), "A (a) looks untrained and B (b) sees too few keys to judge."),
     ],
@@ -116,8 +116,8 @@ def test_every_level_of_a_verdict_has_its_part_of_the_sentence(levels: tuple[str
 
 
 def test_warnings_that_have_ended_are_counted_apart():
-    assert say(_warnings_said(13, 8, 180)) == "5 now, 8 ended, first at step 180"
-    assert [say(_warnings_said(2, ended, 9)) for ended in (0, 2)] == ["2, first at step 9"] * 2
+    assert say(warnings_said(13, 8, 180)) == "5 now, 8 ended, first at step 180"
+    assert [say(warnings_said(2, ended, 9)) for ended in (0, 2)] == ["2, first at step 9"] * 2
 
 
 def test_the_same_run_twice_is_shown_once_and_one_without_a_sample_is_left_out(three: list[Run], tmp_path: Path):

@@ -274,7 +274,8 @@ def sentence_of(verdicts: Sequence[Verdict], found: Sequence[dict[str, Any]]) ->
     return {"level": levels[0], "said": message("verdict.ill", found=Clauses(parts)), "each": each}
 
 
-def _warnings_said(many: int, ended: int, step: int) -> Message:
+def warnings_said(many: int, ended: int, step: int) -> Message:
+    """How many warnings stand, how many have ended, and when the first began."""
     if not 0 < ended < many:
         return message("runs.warnings", n=many, step=step)
     return message("runs.warnings_ended", now=many - ended, ended=ended, step=step)
@@ -292,7 +293,7 @@ def _row(run: StoredRun, facts: dict[str, Any], names: Sequence[str]) -> Row:
         tuple(cut(clean(one), 80) for one in (", ".join(run.tags), model) if one),
         message("runs.live" if run.live else "runs.steps", first=first, last=last),
         len(run),
-        _warnings_said(facts["warnings"], facts["ended"], alarms[0][0]) if alarms else "0",
+        warnings_said(facts["warnings"], facts["ended"], alarms[0][0]) if alarms else "0",
         (
             shown(known[-1] if known else None),
             *(_cell(name, over_heads(run.reading.heads, name)) for name in names),
