@@ -50,7 +50,7 @@ def test_two_files_are_compared_by_name_with_a_line_and_a_table_of_the_largest_c
     assert lines[0] == "some-model (before.json) -> some-model (after.json)"
     assert lines[1:3] == [f"{side}: precision not known, text not known, all rows, 256 tokens" for side in ENDS]
     assert " ".join(map(str.strip, lines[3:5])) == (
-        "8 heads, 1 differs; mean normalised entropy 50% -> 40.62%, largest change 75 points in "
+        "8 heads, 1 differs; mean normalised entropy 50.00% -> 40.62%, largest change 75 points in "
         "model.layers.1.self_attn, head 3: 87.5% -> 12.5%; how far rounding moves heads is not known, because a side "
         "does not say its precision."
     )

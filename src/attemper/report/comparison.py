@@ -266,7 +266,7 @@ def _keys(head: Mapping[str, Any]) -> list[str]:
     return [name for name, value in head.items() if isinstance(value, Mapping)]
 
 
-def _change_said(key: str, change: float, digits: int = 2) -> Message | str:
+def _change_said(key: str, change: float, digits: int = 3) -> Message | str:
     """A change, in points where its statistic is in percent."""
     told = number(abs(change) * scale_of(key), digits)
     return told if scale_of(key) == 1.0 else message("compared.points", size=told)
@@ -278,12 +278,20 @@ def _mean_said(key: str, heads: Sequence[Mapping[str, Any]]) -> Message:
     most = max(both, key=lambda head: abs(head[key]["change"]))
     where: Message | str = ""
     if most[key]["change"]:
-        ends = dict(zip(("before", "after"), (number_said(key, value) for value in _pair(most, key)), strict=True))
-        where = message("compared.most", place=_place(most), change=_change_said(key, most[key]["change"]), **ends)
+        ends, change = _both_said(key, *_pair(most, key)), _change_said(key, most[key]["change"])
+        where = message("compared.most", place=_place(most), change=change, **ends)
     title = Within(quantity(key).title)
-    return message(
-        "compared.mean_said", title=title, before=number_said(key, before), after=number_said(key, after), most=where
-    )
+    return message("compared.mean_said", title=title, most=where, **_both_said(key, before, after))
+
+
+def _both_said(key: str, before: float | None, after: float | None) -> dict[str, Message | str]:
+    """Both sides with the same decimals, where they are in percent and one is not small."""
+    said = {"before": number_said(key, before), "after": number_said(key, after)}
+    shares = [abs(scale_of(key) * float(value or 0.0)) for value in (before, after)]
+    if scale_of(key) == 1.0 or max(shares) < 10:
+        return said
+    decimals = min(2, max(len(number(one).partition(".")[2]) for one in shares))
+    return {side: message("as_percent", value=f"{one:.{decimals}f}") for side, one in zip(said, shares, strict=True)}
 
 
 def _place(head: Mapping[str, Any]) -> Message:
