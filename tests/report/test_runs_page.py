@@ -213,3 +213,13 @@ def test_runs_are_hidden_by_a_key_and_charts_follow_what_is_chosen(open_page: Op
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
     page.locator("#language").click()
     assert "训练记录" in page.locator("#runs-title").inner_text()
+
+
+def test_on_a_phone_a_run_is_a_card_and_nothing_is_cut(open_page: Open, three: list[Run]):
+    shown = open_page(runs_page(three), width=390)
+    for box in ("document.documentElement", "document.querySelector('.wide')"):
+        assert shown.evaluate(f"{box}.scrollWidth <= {box}.clientWidth")
+    told = " ".join(shown.inner_text("#runs tbody tr:first-child").split())
+    assert "Largest logit largest of all heads12.08" in told
+    assert "steps0 to 299" in told
+    assert not shown.locator("#runs thead").is_visible()
