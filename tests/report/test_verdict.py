@@ -170,7 +170,7 @@ def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:
     )
 
 
-@pytest.mark.parametrize(("heads", "label"), [(1, "a · 0"), (3, "a · 2 and others: 3 heads at once")])
+@pytest.mark.parametrize(("heads", "label"), [(1, "a · 0"), (3, "a · 2 and 2 more")])
 def test_the_first_warning_is_of_the_worst_head_and_says_how_many_began_with_it(heads: int, label: str) -> None:
     raised = tuple(alarm("logits", "warning", "a", at, 110.0 + at, step=9, since=9) for at in range(heads))
     later = alarm("logits", "warning", "a", 3, 900.0, step=12, since=12)

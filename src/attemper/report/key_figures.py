@@ -159,7 +159,7 @@ def first_warning(reading: Reading, towers: tuple[Tower, ...], alarms: Sequence[
     together = [one for one in alarms if is_heard(one) and one.since == first.since]
     heads = {(one.site, one.head) for one in together if None not in (one.head, first.head)}
     if len(heads) > 1:
-        label = message("figure.at_once", place=label, n=len(heads))
+        label = message("figure.at_once", place=label, n=len(heads) - 1)
     return Figure(
         message("figure.first"), message("figure.at_step", step=first.since), "",
         replace(place, label=label),
