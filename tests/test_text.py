@@ -146,6 +146,6 @@ def test_texts_of_pages_have_a_singular_beside_each_plural():
     beside = {key for key, text in texts.items() if re.search(r"\}" + SEVERAL, str(text))}
     alone = {key for key in beside if not isinstance(texts[key], dict)}
     several = {"extent.all", "extent.some", "reason.failures", "compared.more", "explained.extent.some"}
-    several |= {"alarms.of_layer", "alarms.of_rows", "figure.at_once"}
+    several |= {"alarms.of_layer", "alarms.of_rows"}
     as_rules_say = {"checked.said.sees", "checked.said.lacks"}
     assert alone == several | as_rules_say, "these are of at least two, or what a rule of a check says"

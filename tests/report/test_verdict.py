@@ -59,7 +59,7 @@ def test_the_largest_logit_of_sampled_rows_is_a_bound() -> None:
     warned = verdict(reading(site("layer.0"), alarms=alarms, sampled_rows=64)).sentence
     assert warned == "1 head has logits above 100, the largest at least 143.2."
     calm = verdict(reading(site("layer.0", 1), sampled_rows=64)).sentence
-    assert calm == "Nothing looks wrong in 1 head in 1 layer: the largest logit is at least 10."
+    assert calm == "Nothing looks wrong in 1 head in 1 layer; the largest logit is at least 10."
 
 
 def test_a_critical_alarm_comes_first_and_says_where_it_begins() -> None:
