@@ -232,7 +232,7 @@ def test_alarms_are_told_once_to_the_log_and_to_a_function(tmp_path: Path, caplo
     assert logits == [(site, head) for site in SITES for head in range(4)]
     assert {alarm.step for alarm in alarms if alarm.kind == "logits"} == {1}
     (line,) = [record.getMessage() for record in caplog.records if record.name == "attemper"]
-    assert line.startswith("attemper: step 1: warning logits: model.layers.0.self_attn head 0: largest logit")
+    assert line.startswith("attemper: step 1: warning logits: model.layers.")
     assert "and 5 more. Logits this large saturate" in line
 
 

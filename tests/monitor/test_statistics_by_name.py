@@ -19,6 +19,7 @@ from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
 from attemper.monitor.compare import compare
 from attemper.readings.reading import HeadReading, Reading
+from attemper.results.comparison import Comparison, table
 from attemper.statistics import BY_NAME, COUNTED, NAMES, OF_SCANS, SHOWN_BY_NAME
 from tests.sites.own_models import Own
 from tests.support.calls import had
@@ -98,6 +99,13 @@ def test_the_names_of_records_are_those_of_statistics() -> None:
     assert set(SHOWN_BY_NAME) == {*FIELDS_OF.values(), *(row.name for row in OF_SCANS), *COUNTED}
 
 
+def heading(comparison: Comparison) -> str:
+    """The titles of the columns of its table."""
+    file = io.StringIO()
+    Console(file=file, width=200, color_system=None).print(table(comparison, 200, statistic="normalized_entropy"))
+    return file.getvalue().splitlines()[5]
+
+
 @pytest.mark.parametrize("name", REPORTED)
 @pytest.mark.turns(2)
 def test_it_stands_in_every_table(name: str) -> None:
@@ -127,7 +135,7 @@ def test_it_stands_in_every_table(name: str) -> None:
     ]
     assert {f"{field}_before", f"{field}_after", f"{field}_change"} <= set(comparison.to_pandas().columns)
     assert field in comparison.to_dict()["heads"][0]
-    headings = [str(compare(one, one)).splitlines()[5] for one in (plain, scan)]
+    headings = [heading(compare(one, one)) for one in (plain, scan)]
     assert headings[0] != headings[1]
     assert compare(scan, scan).largest(field, 1)[0].change(field) == 0
 

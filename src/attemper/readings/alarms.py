@@ -568,7 +568,8 @@ def urgency(alarm: Alarm) -> tuple[int, int, float]:
     value, limit = math.inf if alarm.value is None else alarm.value, alarm.limit or 1.0
     if alarm.value is not None and alarm.kind in KINDS and not rings_above(KINDS[alarm.kind]):
         value, limit = limit, value
-    return alarm.since or 0, -SEVERITIES.index(level_of(alarm.severity)), -value / limit if limit else -math.inf
+    ratio = value / limit if limit else math.inf
+    return alarm.since or 0, -SEVERITIES.index(level_of(alarm.severity)), -math.inf if math.isnan(ratio) else -ratio
 
 
 def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str, bool], list[Alarm]]:
