@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -362,3 +363,13 @@ def test_losses_of_a_model_that_is_not_told_the_tokens_of_a_step_are_their_mean(
         _take_output(losses, 1, model, (), {}, output)
     _take_output(losses, 1, model.eval(), (), {}, {"loss": torch.tensor(1.0)})
     assert losses.of_step() is None
+
+
+def test_a_training_that_starts_again_in_the_folder_of_a_run_says_that_it_hides_it(tmp_path: Path) -> None:
+    for steps in (4, 2):
+        told = pytest.warns(
+            UserWarning, match="run holds steps 1 to 4, which are no longer shown: this training starts"
+        )
+        callback = AttemperCallback(every=1, store=tmp_path / "run")
+        with told if steps == 2 else nullcontext():
+            trainer(tmp_path, callbacks=[callback], max_steps=steps, eval_strategy="no").train()

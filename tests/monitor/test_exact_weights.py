@@ -41,12 +41,14 @@ def test_weights_are_those_of_the_specification(name: str, heads: slice) -> None
     torch.manual_seed(1)
     query, key = 3 * torch.randn(BATCH, HEADS, ROWS, SIZE), torch.randn(BATCH, GROUPS, KEYS, SIZE)
     if name == "causal":
-        key[:, :, -1] = math.nan  # which no row sees
+        key[:, :, -1], query[0, 0, 2] = math.nan, math.nan  # a key that no row sees, and a row of NaN
     multiplier = torch.rand(1, HEADS, ROWS) + 0.2
     options: dict[str, Any] = {"mask": None} | OPTIONS[name]
     problem = Problem(query, key, None, multiplier=multiplier, **options)
     for sequence in range(BATCH):
         found, seen = weights(problem, sequence, heads)
         assert found.dtype == torch.float64
-        torch.testing.assert_close(found, reference.weights(problem)[sequence, heads], rtol=1e-13, atol=1e-15)
+        torch.testing.assert_close(
+            found, reference.weights(problem)[sequence, heads], rtol=1e-13, atol=1e-15, equal_nan=True
+        )
         assert torch.equal(seen, reference.scores(problem)[1][sequence, heads])

@@ -56,10 +56,9 @@ def _softmax(part: Problem, seen: Tensor) -> Tensor:
     if part.mask is not None and part.mask.dtype != torch.bool:
         found.add_(part.mask[0])
     each = seen[:1] if seen.stride(0) == 0 else seen  # the same of every head
-    if not each.all():
-        found.masked_fill_(~each, -math.inf)
-    found = found.softmax(-1)
-    return found.masked_fill_(blind, 0.0) if (blind := ~each.any(-1, keepdim=True)).any() else found
+    if each.all():
+        return found.softmax(-1)
+    return found.masked_fill_(~each, -math.inf).softmax(-1).masked_fill_(~each, 0.0)
 
 
 def _part(problem: Problem, sequence: int, heads: slice, rows: slice, keys: slice) -> Problem:

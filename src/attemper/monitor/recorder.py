@@ -111,6 +111,8 @@ class Recorder:
         """Which of the watch's samples was judged last, and which had ended then."""
         self.first_step: int | None = None
         """Of the run that is resumed; None for a new one."""
+        self._stored_first: int | None = None
+        """The first step that the store has, wherever this watch starts."""
         self.first_put: int | None = None
         """The step of the first sample of this watch."""
         if self.is_stored and self._kept.open().last_step is not None:
@@ -279,7 +281,9 @@ class Recorder:
             self._collector.call_sites.joined |= joined.keys()
             self._collector.skipped |= {f"{name}{JOINED}": why for (name, _), why in joined.items()}
         with self._kept.earlier() as ranks:
-            self.first_step = next(iter(ranks.steps(stop=self._start).tolist()), None)
+            steps = ranks.steps().tolist()
+            self._stored_first = steps[0] if steps else None
+            self.first_step = next((step for step in steps if self._start is None or step < self._start), None)
             self._resumed = True
             if changes := ranks.about.get(SHADOWED):
                 self._kept.about[SHADOWED], self._shadowed = changes, changes[-1]["shadow"]
@@ -351,9 +355,9 @@ class Recorder:
         new = f"For a new training pass store=attemper.Store({name!r}, new=True), or another folder"
         if schedule.numbered:
             schedule.last = None  # it is said once
-            if self.first_step is None or step > self.first_step:
+            if self._stored_first is None or step > self._stored_first:
                 return None
-            hidden = f"{name} holds steps {self.first_step} to {last}, which are no longer shown"
+            hidden = f"{name} holds steps {self._stored_first} to {last}, which are no longer shown"
             return f"{hidden}: this training starts again at step {step}. {new}."
         schedule.numbered = True
         with self._kept.earlier() as ranks:

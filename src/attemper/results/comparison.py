@@ -382,7 +382,7 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     names = Text.assemble((clean(comparison.before), "bold"), " -> ", (clean(comparison.after), "bold"))
     sides = [Text(clean(line), style="dim") for line in map(say, side_lines(comparison.to_dict()))]
     parts: list[RenderableType] = [names, *sides, Text(clean(comparison.summary(first))), Text("")]
-    if statistic is None and len(comparison.judged) == len(heads) and not comparison.beyond:
+    if statistic is None and not any(_stands_out(head) for head in heads):
         heads = ()  # their differences are rounding, or that of the texts: the line above says so
     grid, left_out = _grid(comparison, heads[:top], first, width)
     parts += [grid] if heads else []
@@ -393,6 +393,11 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     for side, sites in (("before", comparison.only_before), ("after", comparison.only_after)):
         parts += [Text.assemble((f"only {side} ", "yellow"), clean(site)) for site in sites]
     return Group(*parts)
+
+
+def _stands_out(head: HeadChange) -> bool:
+    """Whether a statistic of a head changed beyond its floor, or changed and has none."""
+    return any(head.is_beyond(name) is not False and (head.size(name) != 0) for name in head.pairs)
 
 
 def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, width: int) -> tuple[Table, list[str]]:
