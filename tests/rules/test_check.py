@@ -367,6 +367,27 @@ def test_a_window_that_is_too_wide_behind_a_narrower_one_is_named(layers: Any, c
     assert found.forwards == 1 + (not causal)
 
 
+class Looped(nn.Module):
+    """One layer that runs again and again."""
+
+    def __init__(self, layer: nn.Module, times: int) -> None:
+        super().__init__()
+        self.layers, self.times = nn.ModuleList([layer]), times
+
+    def forward(self, states: Tensor) -> Tensor:
+        for _ in range(self.times):
+            states = self.layers[0](states)
+        return states
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_each_call_of_a_shared_layer_reaches_further_than_the_one_before(times: int):
+    found = attemper.check(Mixer(Looped(Attention(back=3), times)).eval(), ids(), causal=True, window=4)["window"]
+    assert found.verdict == "kept"
+    wrong = attemper.check(Mixer(Looped(Attention(back=5), times)).eval(), ids(), causal=True, window=4)["window"]
+    assert wrong.verdict == "broken"
+
+
 class SequencesLast(nn.Module):
     """Attention of torch that has its tokens first, inside."""
 

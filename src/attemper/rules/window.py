@@ -36,20 +36,22 @@ def _test(session: Session, tests: Tests, reach: int, places: Tensor) -> None:
     """
     tokens, layer = len(places), None
     bounds: dict[str, int] = {}
-    layers = [number for one in session.base.rows if (number := layer_of(one)) is not None]
-    deepest = max(layers, default=len(session.keys.judged["window"]) - 1)
+    passed = {one for block in session.base.rows if (one := _pass_of(block))[0] is not None}
+    deepest = max((number + 1 for number, _ in passed if number is not None), default=0)
+    layers = max(deepest, len(passed)) if passed else len(session.keys.judged["window"])
     cut, real = max((tokens - reach) // 2, 1), session.real(session.batch.tokens).cpu()
     last = before = cut - 1
-    if deepest < 0 or cut + reach >= tokens:
+    if not layers or cut + reach >= tokens:
         return
     with tests.attempt("the model does not take it: "):
         first = (places < cut).to(session.batch.device)
         changed = session.runner.trace(session.exchange(session.batch.tokens, first))
         for block, moved in changes(session.base, changed, lambda _, length: real if length == tokens else None):
-            if (number := layer_of(block)) not in (None, layer):
-                layer, before = number, last
+            number, call = _pass_of(block)
+            if number is not None and (number, call) != layer:
+                layer, before = (number, call), last
             # What stands beside the layers may be behind the last of them.
-            bounds[block] = cut - 1 + (deepest + 1) * reach if number is None else before + reach
+            bounds[block] = cut - 1 + layers * reach if number is None else before + reach
             last = max(last, min(bounds[block], int((places * (moved > 0)).max())))
         found = movement(
             session.base,
@@ -58,6 +60,11 @@ def _test(session: Session, tests: Tests, reach: int, places: Tensor) -> None:
             session.same_shape,
         )
         tests.add(f"exchanging the {'last' if places[0] else 'first'} {count(cut, 'token')}", found)
+
+
+def _pass_of(block: str) -> tuple[int | None, str]:
+    """The number of the layer that a block is in, and which of the layer's calls it is: a shared layer runs again."""
+    return layer_of(block), block.partition("#")[2]
 
 
 RULE = RuleKind(
