@@ -14,7 +14,7 @@ from attemper.backends import reference
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.errors import InputError
 from attemper.monitor.exact_weights import head_groups, naming, weights
-from attemper.readings.roles import ROLES, RoleText
+from attemper.readings.roles import ROLES, Role, RoleText
 from attemper.text import count
 
 MOST_TOKENS = 256
@@ -129,18 +129,16 @@ def _role_text(found: Tensor, seen: Tensor, counted: Tensor | None, text: Mappin
 
 def _scores(text: RoleText) -> list[Tensor | None]:
     """The score of each role for the heads of a text. The weights are read once for all."""
-    shape = text.weights.shape[1:]
-    found = [None if role.values is None else role.values(text) for role in ROLES]
-    known = [values.expand(shape) for values in found if values is not None]
-    sums = iter(torch.einsum("hqk,rqk->rhq", text.weights, torch.stack(known).to(text.weights)))
-    return [
-        role.score(text, None, None)
-        if role.values is None
-        else None
-        if values is None
-        else role.score(text, values, next(sums))
-        for role, values in zip(ROLES, found, strict=True)
-    ]
+    found = {role.name: role.values(text) for role in ROLES if role.values is not None}
+    known = {name: values.expand(text.weights.shape[1:]) for name, values in found.items() if values is not None}
+    weighed = torch.einsum("hqk,rqk->rhq", text.weights, torch.stack([*known.values()]).to(text.weights))
+    sums = dict(zip(known, weighed, strict=True))
+
+    def score(role: Role) -> Tensor | None:
+        unknown = role.values is not None and role.name not in sums
+        return None if unknown else role.score(text, found.get(role.name), sums.get(role.name))
+
+    return [score(role) for role in ROLES]
 
 
 def _numbers(columns: tuple[Any, ...], heads: int) -> list[float | None]:
