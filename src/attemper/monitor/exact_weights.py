@@ -46,6 +46,11 @@ def weights(
     return _softmax(part, seen), seen
 
 
+def each_once(seen: Tensor) -> Tensor:
+    """Which keys rows see, [1, Q, K] where they are one head's, spread over all."""
+    return seen[:1] if seen.stride(0) == 0 else seen
+
+
 def _softmax(part: Problem, seen: Tensor) -> Tensor:
     """``reference.weights`` [H, Q, K] of one sequence in place: a fifth of the time, and no gradients."""
     query = part.query[0].double() * part.multiplier[0].double()[..., None]
@@ -55,7 +60,7 @@ def _softmax(part: Problem, seen: Tensor) -> Tensor:
         found.div_(part.softcap).tanh_().mul_(part.softcap)
     if part.mask is not None and part.mask.dtype != torch.bool:
         found.add_(part.mask[0])
-    each = seen[:1] if seen.stride(0) == 0 else seen  # the same of every head
+    each = each_once(seen)
     if each.all():
         return found.softmax(-1)
     return found.masked_fill_(~each, -math.inf).softmax(-1).masked_fill_(~each, 0.0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attemper.backends import reference
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.errors import InputError
-from attemper.monitor.exact_weights import head_groups, naming, weights
+from attemper.monitor.exact_weights import each_once, head_groups, naming, weights
 from attemper.readings.roles import ROLES, Role, RoleText
 from attemper.text import count
 
@@ -121,7 +121,7 @@ def _role_text(found: Tensor, seen: Tensor, counted: Tensor | None, text: Mappin
     p, rows = found, mass > 0  # neither empty nor NaN
     if not bool(((mass - 1).abs() < 1e-12).all()):
         p = torch.where(rows, found, 0.0) / torch.where(rows, mass, 1.0)
-    visible = seen[:1] if seen.stride(0) == 0 else seen  # the same of every head
+    visible = each_once(seen)
     entropy = p.clamp_min(1e-300).log_().mul_(p).sum(-1) / -torch.log(visible.sum(-1).clamp(min=2).double())
     counts = rows[..., 0] if counted is None else rows[..., 0] & counted
     return RoleText(p, visible, counts, entropy, **text)
