@@ -159,7 +159,7 @@ def test_llms_txt_lists_the_pages_of_the_first_page(staged: dict[str, Path], tmp
         (tmp_path / page).write_text("# Generated\n", encoding="utf-8")
     text = llms.text(tmp_path)
     assert text.startswith("# attemper\n\n> attemper measures and tempers")
-    assert "- [What the numbers mean](_sources/maths.md.txt): you want to know what a number means" in text
+    assert "- [What the numbers mean](_sources/maths.md.txt): what a number means" in text
     assert "- [Generated](api/index.html): " in text
 
 
