@@ -82,12 +82,14 @@ def load() -> list[Seen]:
 
 
 def table(rows: list[Seen]) -> str:
-    """The rows as Markdown: for each library, models that are read alike in one row, then what is skipped."""
+    """The rows as Markdown: of each library the largest error, models that are read alike in a row, what is skipped."""
     parts = []
     for library, own in groupby(rows, lambda row: row.library):
         found = list(own)
         read = [row for row in found if row.skipped is None]
-        parts += [f"### {library}", *(_architectures if any(row.more for row in found) else _read)(read)]
+        errors = [row.error_nats for row in read if row.error_nats is not None]
+        title = f"### {library}" + (f" (errors up to {_rounded_up(max(errors)):.0e} nats)" if errors else "")
+        parts += [title, *(_architectures if any(row.more for row in found) else _read)(read)]
         parts += _columns(
             "skipped, with the reason", _grouped((_short(row.skipped), row.model) for row in found if row.skipped)
         )
@@ -102,7 +104,7 @@ def _read(rows: list[Seen]) -> list[str]:
     ways: dict[str, list[Seen]] = {}
     for row in rows:
         ways.setdefault(row.model, []).append(row)
-    return _columns("ways", _grouped((_ways(own), model) for model, own in ways.items()), _errors(ways.values(), _ways))
+    return _columns("ways", _grouped((_ways(own), model) for model, own in ways.items()))
 
 
 def _ways(rows: list[Seen]) -> str:
@@ -114,9 +116,7 @@ def _ways(rows: list[Seen]) -> str:
 
 
 def _architectures(rows: list[Seen]) -> list[str]:
-    found = _grouped((_layers(row), row.model) for row in rows)
-    errors = _errors(([row] for row in rows), lambda own: _layers(own[0]))
-    return _columns("fold; other layers, named", found, errors)
+    return _columns("fold; other layers, named", _grouped((_layers(row), row.model) for row in rows))
 
 
 def _layers(row: Seen) -> str:
@@ -128,14 +128,6 @@ def _layers(row: Seen) -> str:
     return "; ".join(filter(None, [fold, kinds]))
 
 
-def _errors(groups: Iterable[list[Seen]], name: Callable[[list[Seen]], str]) -> dict[str, str]:
-    """The largest error of all models with one name, rounded up."""
-    found: dict[str, list[float]] = {}
-    for own in groups:
-        found.setdefault(name(own), []).extend(row.error_nats for row in own if row.error_nats is not None)
-    return {key: f"{_rounded_up(max(errors)):.0e}" if errors else "" for key, errors in found.items()}
-
-
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Names by what is said of them, the most first; each name once."""
     found: dict[str, list[str]] = {}
@@ -145,16 +137,10 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda pair: -len(pair[1])))
 
 
-def _columns(title: str, found: Mapping[str, list[str]], errors: Mapping[str, str] | None = None) -> list[str]:
+def _columns(title: str, found: Mapping[str, list[str]]) -> list[str]:
     """A table as one text; none where nothing was found."""
-    if not found:
-        return []
-    more = " largest error, nats |" if errors is not None else ""
-    lines = [f"| {title} | models |{more}", f"|---|---|{'---|' if more else ''}"]
-    for said, names in found.items():
-        end = f" {errors[said]} |" if errors is not None else ""
-        lines.append(f"| {said} | {'; '.join(names)} |{end}")
-    return ["\n".join(lines)]
+    rows = [f"| {said} | {'; '.join(names)} |" for said, names in found.items()]
+    return ["\n".join([f"| {title} | models |", "|---|---|", *rows])] if rows else []
 
 
 def _rounded_up(error: float) -> float:

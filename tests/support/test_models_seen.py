@@ -15,7 +15,7 @@ def test_the_page_is_what_the_rows_say() -> None:
     assert models_seen.joined(rows) == rows
 
 
-def test_models_that_are_read_alike_stand_in_one_row_with_their_largest_error() -> None:
+def test_models_that_are_read_alike_stand_in_one_row_below_their_largest_error() -> None:
     rows = [
         Seen("library", "one", "registry, eager", 1.2e-8, identical_steps=50),
         Seen("library", "one", "registry, sdpa", 3e-8),
@@ -23,10 +23,12 @@ def test_models_that_are_read_alike_stand_in_one_row_with_their_largest_error() 
         Seen("library", "two", "registry, sdpa", 2e-8),
         Seen("library", "two", "softmax by hand", skipped="its weights are changed (pow)"),
     ]
-    assert models_seen.table(rows).splitlines()[2:] == [
-        "| ways | models | largest error, nats |",
-        "|---|---|---|",
-        "| registry: eager*, sdpa | one; two | 5e-08 |",
+    assert models_seen.table(rows).splitlines() == [
+        "### library (errors up to 5e-08 nats)",
+        "",
+        "| ways | models |",
+        "|---|---|",
+        "| registry: eager*, sdpa | one; two |",
         "",
         "| skipped, with the reason | models |",
         "|---|---|",

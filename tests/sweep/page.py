@@ -16,20 +16,16 @@ Row = Mapping[str, Any]
 VERDICTS = ("exact", "skipped", "wrong", "not tried")
 FLOAT32 = "does not run in float64"
 """Begins the note of a type that is held against float32."""
-WHY = (
-    (r"configuration cannot be made", "its configuration needs arguments"),
-    (r"no class of transformers", "transformers has no class for this configuration"),
-    (r"requires the (\w+) library|No module named '(\w+)'", "it needs {}, which the tests do not install"),
-    (r"weights take", "its weights take more than 2 GiB"),
-    (r"longer than (?:\d|1\d) s", "it took longer than the 6 to 12 s that it was given"),
-    (r"took longer", "it took too long"),
-    (r"process ended", "its process ended"),
-    (r"run was ended", "the run was ended before it"),
-    (r"missing the required .forward", "its class has no forward"),
-    (r"no rule for its input|no inputs by rule fit", "the rules make no input that fits it"),
-    (r"", "it cannot be built small by rule"),
+WITHOUT_CODE = re.compile(r"no class of transformers|missing the required .forward")
+"""Reasons of a type that nobody can run."""
+KNOWN = (
+    "albert, bart, bert, bloom, clip, cohere2, dbrx, deberta-v2, deepseek_v3, deepseek_v32, distilbert, electra, "
+    "ernie4_5, falcon, gemma, gemma2, gemma3, gemma4, glm4, glm4_moe, gpt2, gpt_neox, gpt_oss, gptj, granite, "
+    "hunyuan_v1_moe, internvl, kimi_k25, lfm2, llama, llama4, llava, mimo_v2_flash, minimax_m2, mistral, mixtral, "
+    "modernbert, olmo2, olmo3, opt, phi, phi3, qwen2, qwen2_5_vl, qwen2_moe, qwen3, qwen3_moe, qwen3_vl, roberta, "
+    "seed_oss, siglip, smollm3, stablelm, starcoder2, swin, t5, vit, wav2vec2, whisper"
 )
-"""A pattern of why a type was not tried -> the same in a table."""
+"""Exact types that the page names: those that readers look for most."""
 
 
 def load(path: Path = RESULTS) -> list[dict[str, Any]]:
@@ -50,37 +46,38 @@ def counts(rows: Iterable[Row]) -> str:
     return f"{found.total()} model types: {parts}"
 
 
-def why(row: Row) -> str:
-    """Why a type was not tried, as a kind of reason."""
-    for pattern, text in WHY:
-        if found := re.search(pattern, "; ".join(row["reasons"])):
-            return text.format(next(filter(None, found.groups()), "")) if found.groups() else text
-    raise AssertionError
-
-
 def section(rows: Iterable[Row]) -> str:
     """The results as Markdown."""
     rows = sorted(rows, key=lambda row: row["type"])
     by_verdict = {name: [row for row in rows if row["verdict"] == name] for name in VERDICTS}
-    lines = [f"**{counts(rows)}.**", "", _float32(by_verdict["exact"]), ""]
-    lines += ["| layers without weights | exact model types |", "|---|---|"]
-    lines += _grouped((_layers(row), row["type"]) for row in by_verdict["exact"])
+    exact = {row["type"]: _layers(row) for row in by_verdict["exact"]}
+    not_tried = [row for row in by_verdict["not tried"] if not _runs_never(row)]
+    float32 = sum(any(note.startswith(FLOAT32) for note in row["notes"]) for row in by_verdict["exact"])
+    known = ", ".join(name for name in KNOWN.split(", ") if not exact[name])
+    lines = [f"**{counts(rows)}.** A type with code is *exact* in every layer if it is in none of these tables.", ""]
+    lines += [f"These {sum(not kinds for kinds in exact.values())} types include {known}.", ""]
+    lines += ["| exact, with layers without weights | model types |", "|---|---|"]
+    lines += _grouped((kinds, name) for name, kinds in exact.items() if kinds)
     lines += ["", "| skipped, with the reason | model types |", "|---|---|"]
-    lines += _grouped((reason, row["type"]) for row in by_verdict["skipped"] for reason in row["reasons"])
-    lines += ["", "| not tried, with the reason | model types |", "|---|---|"]
-    lines += _grouped((why(row), row["type"]) for row in by_verdict["not tried"])
+    lines += _grouped((_short(reason), row["type"]) for row in by_verdict["skipped"] for reason in row["reasons"])
+    lines += ["", "| | model types |", "|---|---|", *_grouped(("not tried", row["type"]) for row in not_tried), ""]
+    lines += [f"{len(by_verdict['not tried']) - len(not_tried)} more types have no code to run."]
+    lines += [f"{float32} exact ones do not run in float64 and are compared in float32."]
     return "\n".join(lines)
 
 
-def _float32(rows: Iterable[Row]) -> str:
-    """Which types are exact against weights in float32."""
-    names = [row["type"] for row in rows if any(note.startswith(FLOAT32) for note in row["notes"])]
-    return f"{len(names)} of the exact ones do not run in float64 and are compared in float32: {', '.join(names)}."
+def _runs_never(row: Row) -> bool:
+    return any(map(WITHOUT_CODE.search, row["reasons"]))
+
+
+def _short(reason: str) -> str:
+    """Without the operation, and without what else the reason says; but layers that mix tokens are no lack of them."""
+    return re.sub(r" \(\w+\)$|: (?!its layers).*", "", reason.partition(";")[0])
 
 
 def _layers(row: Row) -> str:
     """Kinds of its layers without weights, which every reading names."""
-    return ", ".join(sorted({_first(kind) for kind in row["layers"].values()})) or "none"
+    return ", ".join(sorted({_first(kind) for kind in row["layers"].values()}))
 
 
 def _first(reason: str) -> str:
