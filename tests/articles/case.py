@@ -26,8 +26,11 @@ class Text:
 class Step:
     """Code that a reader may paste, and the sentence before it."""
 
-    say: Text
+    say: Text | None
+    """None: a check that only tests run."""
     code: str
+    expected: str = ""
+    """What such a check gives."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ PAGES = {
     "en": ROOT / "docs" / "articles" / "from-article-to-library.md",
     "zh": ROOT / "docs" / "articles" / "from-article-to-library.zh-CN.md",
 }
-LONGEST_OUTPUT = 30
+LONGEST_OUTPUT = 8
 """Lines of a snippet's own output that a page shows."""
 
 TITLE = Text("From the article to the library", "从文章到本库")
@@ -24,11 +24,12 @@ OTHER = Text("[中文](from-article-to-library.zh-CN.md)", "[English](from-artic
 INTRO = (
     Text(
         "attemper grew out of five Chinese articles on attention, temperature and entropy. Below, each of their "
-        "snippets has a verdict, which opens to the checks, and the line of attemper that does the same. "
-        "[maths.md](../maths.md) has the formulas. `python scripts/article_pages.py` writes this page from the runs. "
-        "To follow along:",
+        "snippets has a verdict, which opens to a check, and the line of attemper that does the same. "
+        "[The tests](../../tests/articles) check all that a verdict says. `python scripts/article_pages.py` writes "
+        "this page from the runs. To follow along:",
         "这个库的背后是五篇讲注意力、温度和熵的中文文章。下面逐段给出结论（点开看验证），以及 attemper 里做同一件事的"
-        "那一行。公式见 [maths.md](../maths.md)（英文）。本页由 `python scripts/article_pages.py` 运行全部代码后写成。"
+        "那一行。结论里的每一点都由[测试](../../tests/articles)核对。本页由 `python scripts/article_pages.py` "
+        "运行全部代码后写成。"
         "想跟着运行，先执行：",
     ),
 )
@@ -42,8 +43,9 @@ ARTICLE = Text(
 NAMES = json.loads((ROOT / "src" / "attemper" / "article_names.json").read_text("utf-8"))
 NAMES_SAY = Text(
     "You know a name from one of the articles: which line of attemper replaces it? `attemper.softmax` and the others "
-    "raise an error that shows the same line.",
-    "文章里的名称，在 attemper 里怎样写？如果直接写 `attemper.softmax` 这样的名称，报错信息也会给出同一行：",
+    "raise an error that shows the same line. `scores` are logits, before softmax.",
+    "文章里的名称，在 attemper 里怎样写？如果直接写 `attemper.softmax` 这样的名称，报错信息也会给出同一行。"
+    "`scores` 是 softmax 之前的 logit：",
 )
 NAMES_HEAD = Text("| in the articles | here |", "| 文章里 | 在这里 |")
 RUNS = Text("runs as printed", "可直接运行")
@@ -95,10 +97,11 @@ def section(case: Case, language: str) -> list[str]:
     run = run_of(case)
     checks = _as_printed(case, run, language) if case.file.exists() else []
     for step, output in zip(case.steps, run.outputs, strict=True):
-        checks += _step(step, output, language)
+        checks += _step(step, output, language) if step.say else []
     verdict = case.verdict.of(language)
     summary = re.sub(r"`([^`]+)`", r"<code>\1</code>", verdict)  # Markdown is not read there
     folded = [f"<details><summary>{summary}</summary>", *checks, "</details>"] if checks else [verdict]
+    assert case.here.say
     said = Text(*(f"{HERE.of(name)} `{case.line}`{STOP.of(name)}{case.here.say.of(name)}" for name in ("en", "zh")))
     missing = [case.missing.say.of(language)] if case.missing else []
     return [
@@ -134,7 +137,8 @@ def _complaints(run: Run, language: str) -> str:
 
 
 def _step(step: Step, output: str, language: str) -> list[str]:
-    return [step.say.of(language), _code(step.code), *([_text(output)] if output else [])]
+    said = [step.say.of(language)] if step.say else []
+    return [*said, _code(step.code), *([_text(output)] if output else [])]
 
 
 def _code(code: str) -> str:

@@ -9,8 +9,8 @@ CONDITIONAL = Case(
     name="000_conditional_temperature",
     title=Text("`ConditionalTemperatureAttention`", "`ConditionalTemperatureAttention`"),
     verdict=Text(
-        "`forward` fails. Once fixed, it looks into the future and can divide by 0.",
-        "`forward` 会报错；修好之后又会看到后面的 token，还可能除以 0",
+        "`forward` fails. Once fixed, it looks into the future, and a temperature of 0 makes every weight NaN.",
+        "`forward` 会报错；修好之后又会看到后面的 token，温度为 0 时权重全是 NaN",
     ),
     line="attention(..., temperature=tensor)",
     steps=(
@@ -42,15 +42,13 @@ for sequence in (x, other):
 """,
         ),
         Step(
-            Text(
-                "Below about -104, softplus returns 0 in float32, and every weight is NaN:",
-                "softplus 的输入低于约 -104 时，float32 结果正好是 0，权重全是 NaN：",
-            ),
+            None,
             """\
 layer.temp_net[2].bias.data.fill_(-110.0)
 print(layer.temp_net(x.mean(dim=1)).tolist(), layer(x)[1].isnan().all().item())
 layer.temp_net[2].bias.data.zero_()
 """,
+            "[[0.0, 0.0, 0.0, 0.0]] True",
         ),
     ),
     here=Step(
@@ -77,15 +75,25 @@ LAYERWISE = Case(
     line="schedules.layerwise(...)",
     steps=(
         Step(
-            Text(
-                "The comment promises a high start and end; the code does the reverse and reaches "
-                "0.75 there. An unknown pattern gives 1.0.",
-                "注释写“中间低，两端高”，代码正好相反，两端只到 0.75。pattern 的名字写错，就直接返回 1.0。",
-            ),
+            None,
             """\
-for pattern in ("linear", "u", "exp", "no such pattern"):
+for pattern in ("linear", "exp", "no such pattern"):
     schedule = article.LayerwiseTemperatureSchedule(5, pattern=pattern)
     print(pattern, [round(schedule.get_temperature(layer), 4) for layer in range(5)])
+""",
+            """\
+linear [0.5, 0.625, 0.75, 0.875, 1.0]
+exp [0.5, 0.5946, 0.7071, 0.8409, 1.0]
+no such pattern [1.0, 1.0, 1.0, 1.0, 1.0]""",
+        ),
+        Step(
+            Text(
+                "The comment promises a high start and end; the code does the reverse. An unknown pattern gives 1.0.",
+                "注释写“中间低，两端高”，代码正好相反。pattern 的名字写错，就直接返回 1.0。",
+            ),
+            """\
+schedule = article.LayerwiseTemperatureSchedule(5, pattern="u")
+print([round(schedule.get_temperature(layer), 4) for layer in range(5)])
 """,
         ),
     ),
@@ -108,18 +116,20 @@ REGULARIZED = Case(
         "`entropy_regularized_attention_loss`、`EntropyRegularizedTransformer`",
     ),
     verdict=Text(
-        "The loss is right, except in float16. Around a model it is silently 0, or its labels are not shifted.",
-        "损失本身除 float16 外都对；用到模型上，要么悄悄变成 0，要么交叉熵忘了把标签错开一位",
+        "The loss is right, except in float16. Around a model it is silently 0. With eager attention it sums over "
+        "layers, and each token predicts itself.",
+        "损失本身除 float16 外都对；用到模型上，要么悄悄变成 0，要么（eager）对各层求和，标签又没有错开一位",
     ),
     line='attention(..., stats=("entropy",))',
     needs_model=True,
     steps=(
         Step(
-            Text("In float32 the loss is right:", "float32 下这个损失是对的："),
+            None,
             """\
 weights = torch.softmax(torch.randn(2, 4, 6, 6), dim=-1)
 print(article.entropy_regularized_attention_loss(weights), -0.01 * functional.entropy_of(weights).mean())
 """,
+            "tensor(-0.0149) tensor(-0.0149)",
         ),
         Step(
             Text(
@@ -139,10 +149,7 @@ print(regularized(tokens, labels=tokens)["ent_loss"])
 """,
         ),
         Step(
-            Text(
-                "With eager attention the term sums over layers, and cross-entropy asks each token to predict itself:",
-                "换成 eager 后，这一项是各层之和，层数越多越大；标签没有错开一位，每个 token 都在预测自己：",
-            ),
+            None,
             """\
 model.set_attn_implementation("eager")
 losses = regularized(tokens, labels=tokens)
@@ -152,6 +159,9 @@ mean = -0.01 * sum(functional.entropy_of(weights).mean() for weights in outputs.
 print(f"sum over layers {losses['ent_loss'].item():.4f}, mean over layers {mean.item():.4f}")
 print(f"their cross-entropy {losses['task_loss'].item():.4f}, the model's {outputs.loss.item():.4f}")
 """,
+            """\
+sum over layers -0.0166, mean over layers -0.0083
+their cross-entropy 5.7750, the model's 5.5780""",
         ),
     ),
     here=Step(
@@ -172,7 +182,10 @@ print(penalty, article.entropy_regularized_attention_loss(torch.softmax(q @ k.mT
 SCHEDULE = Case(
     name="000_entropy_schedule",
     title=Text("`EntropySchedule`", "`EntropySchedule`"),
-    verdict=Text("It starts at temperature 0, and its cosine runs backwards.", "温度从 0 开始；余弦的方向反了"),
+    verdict=Text(
+        "It starts at temperature 0, which gives NaN, and its cosine runs backwards. The curriculum is right.",
+        "温度从 0 开始，得到 NaN；余弦的方向反了。curriculum 是对的",
+    ),
     line="schedules.warmup_anneal(...)",
     steps=(
         Step(
@@ -187,19 +200,20 @@ for step in (0, 5, 9, 10, 55, 100):
 """,
         ),
         Step(
-            Text("Step 0 divides by 0:", "第 0 步就除以 0："),
+            None,
             "print(torch.softmax(torch.tensor([1.0, 2.0]) / schedule.get_temperature(0, 100), dim=-1))\n",
+            "tensor([nan, nan])",
         ),
         Step(
-            Text(
-                'The curriculum is right. "Contrastive" does not exist and gives 1.0:',
-                "curriculum 是对的。文档字符串里的“对比熵”没有实现，返回 1.0：",
-            ),
+            None,
             """\
 for kind in ("curriculum", "contrastive"):
     schedule = article.EntropySchedule(kind)
     print(kind, [round(schedule.get_temperature(step, 100), 4) for step in (0, 50, 100)])
 """,
+            """\
+curriculum [2.0, 1.05, 0.1]
+contrastive [1.0, 1.0, 1.0]""",
         ),
     ),
     here=Step(

@@ -33,10 +33,16 @@ print(layer.losses[0], (functional.entropy_of(weights) - 0.2).square().mean())
             """\
 heads, kernel = torch.randn(1, 4, 3, 16), layer.odk.detach()
 theirs = torch.einsum("abcd, cdd->abd", heads, kernel)
-print(np.allclose(theirs, np.einsum("abcd, cdd->abd", heads, kernel), atol=1e-6))
 print(torch.allclose(theirs, torch.einsum("abcd, cd->abd", heads, kernel.diagonal(dim1=1, dim2=2)), atol=1e-6))
+""",
+        ),
+        Step(
+            None,
+            """\
+print(np.allclose(theirs, np.einsum("abcd, cdd->abd", heads, kernel), atol=1e-6))
 print(torch.allclose(theirs, torch.einsum("abcd, cde->abe", heads, kernel), atol=1e-6))
 """,
+            "True\nFalse",
         ),
     ),
     here=Step(

@@ -41,24 +41,25 @@ print(functional.softmax(torch.full((3,), -math.inf)))
 COMPLEXITY = Case(
     name="004_complexity",
     title=Text("`standard_attention_complexity`", "`standard_attention_complexity`"),
-    verdict=Text("It fails on numbers and needs SymPy symbols.", "传数字会报错，传 SymPy 符号才能计数"),
+    verdict=Text(
+        "It fails on numbers and needs SymPy symbols. A multiply-add counts as one operation.",
+        "传数字会报错，传 SymPy 符号才能计数；一次乘加只算一次运算",
+    ),
     line="attemper lab complexity",
     steps=(
         Step(
-            Text("Numbers have no `.subs`; SymPy symbols do:", "`.subs` 是 SymPy 的方法，数字没有这个方法："),
+            Text("Numbers have no `.subs`:", "`.subs` 是 SymPy 的方法，数字没有这个方法："),
             "article.standard_attention_complexity(512, 64)\n",
         ),
         Step(
-            Text(
-                "A multiply-add counts as one operation, and so does a softmax entry:",
-                "用符号计数，一次乘加只算一次运算，softmax 的一个元素也只算一次：",
-            ),
+            None,
             """\
 import sympy
 
 n, d = sympy.symbols("n d")
 print(article.standard_attention_complexity(n, d)["ops_for_512_tokens"], 2 * 512**2 * 64 + 512**2)
 """,
+            "33816576 33816576",
         ),
     ),
     here=Step(

@@ -27,8 +27,9 @@ print(torch.allclose(article.kernel_attention(q, k, v), expected, atol=1e-5))
 """,
         ),
         Step(
-            Text("With a head dimension, `bmm` fails:", "多了头的维度，`bmm` 就报错："),
+            None,
             "article.kernel_attention(*torch.randn(3, 2, 4, 6, 8).unbind())\n",
+            "RuntimeError: batch1 must be a 3D tensor",
         ),
     ),
     here=Step(
@@ -48,22 +49,20 @@ ENTMAX = Case(
     name="004_entmax15",
     title=Text("`entmax15`", "`entmax15`"),
     verdict=Text(
-        "Its threshold function does not exist. The result is right if that returns 2 tau, wrong if it returns tau.",
-        "没有给出阈值函数；它如果返回 2 tau 就对，返回 tau 就错",
+        "Its threshold function does not exist. With the paper's tau, weights do not sum to 1; with 2 tau it is right.",
+        "没有给出阈值函数；论文算法返回 tau，代进去权重之和不是 1，返回 2 tau 才对",
     ),
     line="entmax15(scores)",
     steps=(
         Step(
-            Text("The article never defines the function:", "文中从未给出这个辅助函数："),
+            Text(
+                "The article never defines the function. The source is Peters, Niculae and Martins 2019:",
+                "文中从未给出这个辅助函数。出处应为 Peters、Niculae 和 Martins 2019：",
+            ),
             "scores = torch.tensor([1.0, 0.5, -1.0], dtype=torch.float64)\narticle.entmax15(scores)\n",
         ),
         Step(
-            Text(
-                "Entmax is (x/2 - tau)², clamped at 0 before squaring. The paper's algorithm returns "
-                "tau; with tau, weights do not sum to 1. The source is Peters, Niculae and Martins 2019.",
-                "entmax 是 (x/2 - tau)²，平方前截到 0。论文算法返回的是 tau，代进去权重之和不是 1。出"
-                "处应为 Peters、Niculae 和 Martins 2019，文中引的是 sparsemax 的论文。",
-            ),
+            None,
             """\
 low, high = scores.max() / 2 - 1, scores.max() / 2
 for _ in range(60):
@@ -74,6 +73,10 @@ for name, threshold in (("2 tau", 2 * tau), ("tau", tau)):
     article.threshold_and_support_for_entmax15 = lambda x, dim, threshold=threshold: threshold
     print(name, article.entmax15(scores), article.entmax15(scores).sum())
 """,
+            """\
+entmax tensor([0.6740, 0.3260, 0.0000], dtype=torch.float64)
+2 tau tensor([0.6740, 0.3260, 0.0000], dtype=torch.float64) tensor(1.0000, dtype=torch.float64)
+tau tensor([0.4362, 0.1685, 0.0000], dtype=torch.float64) tensor(0.6047, dtype=torch.float64)""",
         ),
     ),
     here=Step(
@@ -117,7 +120,10 @@ for measure in (functional.entropy_of, functional.gini, functional.max_weight, f
 GRADIENT = Case(
     name="004_softmax_gradient",
     title=Text("`softmax_gradient`", "`softmax_gradient`"),
-    verdict=Text("Right for the last dimension only.", "只有对最后一维才是对的"),
+    verdict=Text(
+        "Right for the last dimension. Another `dim` fails, or is silently wrong if the tensor is square.",
+        "对最后一维是对的；换一维就报错，如果是方阵，还会悄悄算错",
+    ),
     line="softmax_jacobian(scores)",
     builds_on=("004_softmax_attention",),
     steps=(
@@ -130,23 +136,24 @@ print(torch.allclose(article.softmax_gradient(scores), expected, atol=1e-6))
 """,
         ),
         Step(
-            Text(
-                "Another `dim` fails, or is silently wrong if the tensor is square:",
-                "`dim` 没有传给雅可比矩阵：换一维就报错；如果是方阵，还会悄悄算错。",
-            ),
+            None,
             """\
 square = torch.randn(3, 3)
 expected = article.softmax_gradient(square.T)
 print(torch.allclose(article.softmax_gradient(square, dim=0), expected, atol=1e-6))
 article.softmax_gradient(scores, dim=0)
 """,
+            """\
+False
+RuntimeError: The size of tensor a (3) must match the size of tensor b (4) at non-singleton dimension 2""",
         ),
+        Step(None, "print(torch.allclose(functional.softmax_jacobian(square, dim=0), expected, atol=1e-6))\n", "True"),
     ),
     here=Step(
         Text("It takes any dimension and a temperature:", "哪一维都行，还可以带温度："),
         """\
 print(torch.allclose(functional.softmax_jacobian(scores), article.softmax_gradient(scores), atol=1e-6))
-print(torch.allclose(functional.softmax_jacobian(square, dim=0), expected, atol=1e-6))
+print(functional.softmax_jacobian(scores, dim=0, temperature=2.0).shape)
 """,
     ),
 )
@@ -162,11 +169,9 @@ OPTIMISATION = Case(
     inputs="import torch\nquery, key, value = torch.randn(3, 2, 4, 6, 8).unbind()\nhead_dim = 8\n",
     steps=(
         Step(
-            Text(
-                "The first half ends at the weights, without dropout:",
-                "前一半只算到权重，没有 dropout；后一半本该给出输出，dropout 为 0.1。",
-            ),
+            None,
             "print(article.attention_probs.shape)\n",
+            "torch.Size([2, 4, 6, 6])",
         ),
     ),
     here=Step(
