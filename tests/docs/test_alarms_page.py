@@ -59,8 +59,21 @@ def test_the_counts_are_those_of_the_benchmark(page: str):
 def test_every_advice_stands_under_its_title():
     written = dict(re.findall(r"^\*\*`(\w+)`\*\* (.+?)(?=\n\n|\Z)", PAGE, re.MULTILINE | re.DOTALL))
     assert {name: " ".join(text.split()) for name, text in written.items()} == {
-        kind.name: re.sub(r"{\w+}", "N", f"({kind.title}). {kind.advice} {kind.line}").strip() for kind in ALARMS
+        kind.name: f"({kind.title}). {kind.advice} {short(line(kind))}".strip() for kind in ALARMS
     }
+
+
+def line(kind: AlarmKind) -> str:
+    return re.sub(r"{\w+}", "N", kind.line)
+
+
+def short(line: str) -> str:
+    """As the page has it, which says once what QKClip's line is, and that no line may help."""
+    if "QKClip" in line:
+        assert f"*Clip* below is this line: {line}" in " ".join(PAGE.split())
+        return "*Clip.*"
+    rest = line.removeprefix("attemper has no line that helps: ")
+    return rest[:1].upper() + rest[1:]
 
 
 @pytest.mark.parametrize(
