@@ -105,7 +105,10 @@ def test_every_block_of_the_page_runs(
             dataloader_pin_memory=False,
         ),
         "module": Module(), "batches": torch.utils.data.DataLoader(ids, batch_size=4),  # type: ignore[arg-type]
-        "quiet": {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"},
+        "quiet": {
+            "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu",
+            "default_root_dir": str(tmp_path / "lightning"),  # another run than the Trainer's
+        },
     }  # fmt: skip
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text("utf-8"), re.DOTALL)
     assert len(blocks) == 6
