@@ -83,12 +83,12 @@ def with_column(columns: list[Column], new: Column) -> list[Column]:
 
 
 def table(columns: list[Column]) -> str:
-    """The results as Markdown, without spreads: a row for each thing measured, a column for each processor."""
-    titles = dict.fromkeys(title for column in columns for title in column["cells"])
+    """The ratios as Markdown, without spreads: a row for each thing measured, a column for each processor."""
+    titles = dict.fromkeys(title for column in columns for title in column["cells"] if "seconds" not in title)
     heads = [
         f"{column['name']}; torch {column['machine']['torch']}, attemper {column['version']}" for column in columns
     ]
-    lines = ["| what | " + " | ".join(heads) + " |", "|---" * (1 + len(columns)) + "|"]
+    lines = ["| B, H, N, D; pass, full / causal | " + " | ".join(heads) + " |", "|---" * (1 + len(columns)) + "|"]
     for title in titles:
         stem, mode = title.rpartition(", ")[::2]
         pair = f"{stem}, causal"
@@ -99,13 +99,13 @@ def table(columns: list[Column]) -> str:
         if both:
             causal = (shortened(column["cells"].get(pair, "")) for column in columns)
             cells = [" / ".join(filter(None, cell)) for cell in zip(cells, causal, strict=True)]
-        lines.append(f"| {f'{stem}, full / causal' if both else title} | {' | '.join(cells)} |")
+        lines.append(f"| {stem if both else title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def shortened(cell: str) -> str:
-    """Without what stands in brackets: quartiles, or the ratio of the shortest times."""
-    return re.sub(r" \([^)]*\)", "", cell)
+    """The ratio alone: without quartiles and the share of the peak."""
+    return re.sub(r"[ ,].*", "", cell)
 
 
 def draw(columns: list[Column]) -> None:
