@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Installs attemper with its development tools into .venv and runs the checks: lint, format, types and the tests.
 # --all runs what a default run holds back, too, and installs what only that needs. Other options go on to pytest.
+# --long runs what --all leaves out because it takes minutes, and nothing else: over two hours, before other kernels or sites are released.
 # --releases newest (or oldest) runs the default tests with the newest (the oldest claimed) releases of what attemper stands on,
 # in build/releases-newest, and writes the lane's row in docs/compatibility.md. --with-torch takes torch's ordinary build, of 5 GB.
 # Needs Python 3.11 or newer with venv and pip; PYTHON names another interpreter than python3.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-all= releases= torch=
+all= long= releases= torch=
 given=()
 while (($#)); do
     case $1 in
     --releases) releases=${2:-} && shift ;;
     --with-torch) torch=--torch ;;
     --all) all=yes && given+=("$1") ;;
+    --long) long=yes && given+=("$1") ;;
     *) given+=("$1") ;;
     esac
     shift
@@ -40,6 +42,12 @@ else
 fi
 build_native
 wait "$browser"
+if [[ $long && ! $all ]]; then
+    install_ray
+    say "pytest --long"
+    .venv/bin/python -m pytest -n 2 --dist worksteal "$@" || fail "FAILED: tests"
+    exit
+fi
 if [[ $all ]]; then
     install_vision
     install_keras

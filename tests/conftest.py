@@ -1,4 +1,4 @@
-"""The ``--all`` option, and counts printed at the end: a skipped or missing test should not go unseen."""
+"""The lanes ``--all`` and ``--long``, and counts printed at the end: a skipped or missing test should not go unseen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from hypothesis import HealthCheck, settings
 
 from tests.support import models_seen
-from tests.support.cover import HELD_BACK, held_back
+from tests.support.cover import HELD_BACK, held_back, left_to
 
 for profile, examples in {"default": 12, "all": 40, "nightly": 1500}.items():
     settings.register_profile(
@@ -38,6 +38,7 @@ MEMORY, ROOM_BYTES = "/dev/shm", 4 << 30
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run what a default run holds back, too")
+    parser.addoption("--long", action="store_true", help="run what --all leaves out, alone, or with --all every test")
     parser.addoption("--fuzz", type=int, help="random calls of tests/fuzz (40, with --all 1,000)")
     parser.addoption("--fuzz-from", type=int, default=0, help="the first seed of tests/fuzz")
     parser.addoption("--write-models", action="store_true", help="write docs/models.md from what the tests found")
@@ -46,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hostile(backend): a case of the table of hostile inputs; counted per backend")
     config.addinivalue_line("markers", "slow(why): only --all runs it, for this reason")
+    config.addinivalue_line("markers", "long(why): only --long runs it, for this reason: a case takes minutes")
     config.addinivalue_line("markers", "quick(*words): by default only cases with one of these words in their ids")
     config.addinivalue_line("markers", "each: by default each value of its parameters stands in a case at least once")
     config.addinivalue_line("markers", "turns(n): by default one in n of its cases, others in other tests of the table")
@@ -61,18 +63,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(fixtures)
     if not config.getoption("--hypothesis-profile"):
-        settings.load_profile("all" if config.getoption("--all") else "default")
+        settings.load_profile("all" if config.getoption("--all") or config.getoption("--long") else "default")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Holds back what only ``--all`` runs; what is named by itself (``file::test``) or by ``-m slow`` runs, too."""
+    """Keeps the cases of this lane; what is named by itself (``file::test``) or by ``-m slow`` runs in any."""
     named = any("::" in argument for argument in config.args) or "slow" in (config.getoption("markexpr") or "")
-    if config.getoption("--all") or named:
+    lanes = config.getoption("--all"), config.getoption("--long")
+    if named or all(lanes):
         return
-    reasons = held_back(items)
-    config.hook.pytest_deselected(items=list(reasons))
-    items[:] = [item for item in items if item not in reasons]
-    config.stash[HELD_BACK] = dict(Counter(reasons.values()))
+    long = {item: marker.args[0] for item in items if (marker := item.get_closest_marker("long"))}
+    others = [item for item in items if item not in long]
+    if config.getoption("--long"):
+        config.hook.pytest_deselected(items=others)
+        items[:] = long
+        return
+    some = {} if config.getoption("--all") else held_back(others)
+    config.hook.pytest_deselected(items=[*some, *long])
+    items[:] = [item for item in others if item not in some]
+    config.stash[HELD_BACK] = left_to("--all", some) | left_to("--long", long)
     if hasattr(config, "workeroutput"):
         config.workeroutput["held back"] = config.stash[HELD_BACK]  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -123,10 +132,14 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         )
         terminalreporter.write_line(f"hostile cases: {counts}")
     held = config.stash[HELD_BACK]
-    for why, number in sorted(held.items(), key=lambda one: -one[1]):
-        terminalreporter.write_line(f"left to --all: {number:5d} {why}")
+    for (lane, why), number in sorted(held.items(), key=lambda one: -one[1]):
+        terminalreporter.write_line(f"left to {lane}: {number:5d} {why}")
     skipped = len(terminalreporter.stats.get("skipped", []))
-    terminalreporter.write_line(f"left to --all: {sum(held.values())} in all; skipped (reasons above): {skipped}")
+    left = Counter[str]({"--all": 0})
+    for (lane, _), number in held.items():
+        left[lane] += number
+    counts = ", ".join(f"left to {lane}: {number} in all" for lane, number in left.items())
+    terminalreporter.write_line(f"{counts}; skipped (reasons above): {skipped}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -160,4 +173,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _whole_run(config: pytest.Config) -> bool:
     chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("deselect")
     chosen = chosen or config.getoption("collectonly")
-    return bool(config.getoption("--all")) and not chosen and config.args == config.getini("testpaths")
+    lane = config.getoption("--all") and not config.getoption("--long")
+    return bool(lane) and not chosen and config.args == config.getini("testpaths")

@@ -46,12 +46,12 @@ ROUNDED = 2 * KEYS**2 * 2.0**-24
 """
 
 
-MORE = [pytest.mark.slow("more cases in Triton's interpreter")]
+MORE = [pytest.mark.long("more cases in Triton's interpreter")]
 QUICK = [pytest.param(name, marks=MORE if name == "triton" else []) for name in PRESENT]
 
 
 def with_normalizers(names: Iterable[str], quick: tuple[str, ...] = ("softmax",)) -> pytest.MarkDecorator:
-    """Every backend with every normalizer; of the interpreter, which is slow, all but ``quick`` wait for ``--all``."""
+    """Every backend with every normalizer; of the interpreter, which is slow, all but ``quick`` wait for ``--long``."""
     pairs = [
         pytest.param(backend, name, marks=MORE if backend == "triton" and name not in quick else [])
         for backend in PRESENT

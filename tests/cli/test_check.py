@@ -29,6 +29,7 @@ def test_what_is_not_proved_is_an_exit_code_where_that_is_asked(run: Run):
     assert "not declared" in out
 
 
+@pytest.mark.slow("takes many seconds")
 def test_an_encoder_is_padded_on_the_side_of_its_tokenizer_and_only_the_left_is_blamed(run: Run, tmp_path: Path):
     pytest.importorskip("transformers")
     code, out, _ = run("check", encoder.folder(), *SHORT, "--json")

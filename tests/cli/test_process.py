@@ -275,6 +275,7 @@ builtins.kept = Kept()
 """
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_command_ends_with_its_whole_output_and_its_code_and_at_once_if_torch_was_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

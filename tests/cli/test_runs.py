@@ -464,6 +464,7 @@ def test_a_mistake_is_one_line(command: Run, folder: Path, monkeypatch, argument
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow("takes many seconds")
 def test_no_verb_of_runs_loads_torch(folder: Path) -> None:
     code = (
         "import sys\nfrom attemper.cli import main\n"

@@ -195,6 +195,7 @@ def test_each_kind_under_checkpointing_and_compile(kind: str, way: str):
         torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}", **near)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_module_that_calls_sdpa_compiles_into_one_graph_once():
     model = small()
     attemper.temper(model, temperature=LearnedTemperature(2, initial=1.5))

@@ -15,9 +15,9 @@ from attemper.errors import InputError
 from tests.damage.files import FILES, read_run, run, scan_json
 from tests.damage.mutations import mutate
 
-RUNS, OTHERS = 2000, 4000
-SOME_RUNS, SOME_OTHERS = 8, 64
-"""Cases of a default run; ``--all`` has all."""
+RUNS, MORE_RUNS, OTHERS = 2000, 300, 4000
+SOME_RUNS, SOME_OTHERS = 5, 40
+"""Cases of a default run; ``--all`` has more, and ``--long`` all."""
 
 
 def foreign(path: Path, reader, seed: int) -> str | None:
@@ -61,7 +61,14 @@ def damaged_files(seeds: range, folder: Path) -> list[str]:
     return [line for line in found if line]
 
 
-@pytest.mark.parametrize("many", [SOME_RUNS, pytest.param(RUNS, marks=pytest.mark.slow("takes many seconds"))])
+@pytest.mark.parametrize(
+    "many",
+    [
+        SOME_RUNS,
+        pytest.param(MORE_RUNS, marks=pytest.mark.slow("takes many seconds")),
+        pytest.param(RUNS, marks=pytest.mark.long("thousands of damaged files")),
+    ],
+)
 def test_a_damaged_run_is_told_by_one_error_of_ours(many: int, tmp_path: Path):
     wrong = damaged_runs(range(many), tmp_path) + damaged_runs(range(3172, 3173), tmp_path / "lines")
     assert not wrong, "\n".join(wrong)

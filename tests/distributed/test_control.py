@@ -11,7 +11,7 @@ import torch
 from tests.support.ranks import torchrun
 
 pytestmark = [
-    pytest.mark.slow("starts several processes"),
+    pytest.mark.long("starts several processes"),
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform"),
 ]
 

@@ -22,8 +22,11 @@ from tests.distributed import merging
 from tests.distributed.test_training import of
 from tests.support.ranks import ROOT, results
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform")
-SLOW = pytest.mark.slow("takes many seconds")
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform"),
+    pytest.mark.slow("starts several processes"),
+]
+LONG = pytest.mark.long("starts several processes")
 
 SAMPLED = list(range(0, merging.STEPS, merging.EVERY))
 SHORT = ("ddp", "fails", "differ", "loops")
@@ -109,9 +112,6 @@ def check_history(folder: Path, case: str, fragments: int) -> None:
     alone.close()
 
 
-# --- what a default run of the tests shows ---
-
-
 def test_two_ranks_of_ddp_read_what_one_process_reads_of_the_joined_batch(
     short: list[dict[str, Any]], folder: Path
 ) -> None:
@@ -159,16 +159,11 @@ def test_loops_of_another_length_on_another_rank_are_one_site_and_stay_what_rank
         assert found["differ later"] == {"rows": rows, "told": [], "failures": 0}
 
 
-# --- more of two ranks ---
-
-
-@SLOW
 def test_two_ranks_of_fsdp2_read_what_one_process_reads(of_two: list[dict[str, Any]], folder: Path) -> None:
     check_merged(of_two, "fsdp2")
     check_history(folder, "fsdp2", 1)
 
 
-@SLOW
 def test_two_ranks_that_hold_other_heads_send_nothing_and_readers_join_them_to_the_whole_model(
     of_two: list[dict[str, Any]], folder: Path
 ) -> None:
@@ -179,7 +174,6 @@ def test_two_ranks_that_hold_other_heads_send_nothing_and_readers_join_them_to_t
     check_history(folder, "tp", 2)
 
 
-@SLOW
 def test_stages_of_a_pipeline_write_a_fragment_each_which_readers_join(
     of_two: list[dict[str, Any]], folder: Path
 ) -> None:
@@ -188,13 +182,11 @@ def test_stages_of_a_pipeline_write_a_fragment_each_which_readers_join(
     check_history(folder, "pipeline 1", 2)
 
 
-@SLOW
 def test_a_rank_that_read_nothing_in_a_step_joins_with_no_rows(of_two: list[dict[str, Any]]) -> None:
     for found in of(of_two, "no batch"):
         assert found == {"rows": [[40] * 4, [40] * 4, [80] * 4], "failures": 0}
 
 
-@SLOW
 def test_a_run_that_goes_on_is_sampled_on_all_ranks_where_it_would_have_been(
     of_two: list[dict[str, Any]], folder: Path
 ) -> None:
@@ -203,26 +195,22 @@ def test_a_run_that_goes_on_is_sampled_on_all_ranks_where_it_would_have_been(
         assert run.steps.tolist() == [10, 15, 20]
 
 
-@SLOW
 def test_callbacks_merge_by_default_and_the_main_process_reports(of_two: list[dict[str, Any]]) -> None:
     first, second = of(of_two, "callbacks")
     assert first["rows"] == [80] * 4
     assert second == {"rows": [None] * 4, "scalars": 0}
 
 
-@SLOW
 def test_a_callback_on_one_rank_only_watches_alone(of_two: list[dict[str, Any]]) -> None:
     first, second = of(of_two, "one callback")
     assert first["rows"] == [40] * 4
     assert second["rows"] == []
 
 
-@SLOW
 def test_a_callback_goes_on_alone_where_ranks_hold_other_models(of_two: list[dict[str, Any]]) -> None:
     assert of(of_two, "other models") == [{"watches": True, "tokens": 40}, {"watches": False, "tokens": None}]
 
 
-@SLOW
 def test_a_rank_that_dies_leaves_the_file_of_the_others_readable(folder: Path) -> None:
     launched(folder, 2, "dies", killed=1)
     with attemper.open(folder / "died") as run:
@@ -233,14 +221,14 @@ def test_a_rank_that_dies_leaves_the_file_of_the_others_readable(folder: Path) -
 # --- four ranks ---
 
 
-@SLOW
 @pytest.mark.parametrize("case", ["ddp of four", "hsdp"])
+@LONG
 def test_four_ranks_read_what_one_process_reads(of_four: list[dict[str, Any]], folder: Path, case: str) -> None:
     check_merged(of_four, case)
     check_history(folder, case, 1)
 
 
-@SLOW
+@LONG
 def test_ranks_that_hold_other_heads_write_a_fragment_each_which_readers_join_to_the_whole_model(
     of_four: list[dict[str, Any]], folder: Path
 ) -> None:
@@ -248,7 +236,7 @@ def test_ranks_that_hold_other_heads_write_a_fragment_each_which_readers_join_to
     check_history(folder, "dp x tp", 2)
 
 
-@SLOW
+@LONG
 def test_a_pipeline_of_data_parallel_ranks_writes_a_fragment_a_stage(
     of_four: list[dict[str, Any]], folder: Path
 ) -> None:
@@ -258,7 +246,7 @@ def test_a_pipeline_of_data_parallel_ranks_writes_a_fragment_a_stage(
     check_history(folder, "pipeline 2", 2)
 
 
-@SLOW
+@LONG
 def test_data_parallel_ranks_are_told_by_wrappers_and_by_names_of_meshes(of_four: list[dict[str, Any]]) -> None:
     everybody, unknown = [0, 1, 2, 3], "The data-parallel ranks of Model are unknown: "
     for rank, found in enumerate(of(of_four, "groups")):
@@ -272,7 +260,7 @@ def test_data_parallel_ranks_are_told_by_wrappers_and_by_names_of_meshes(of_four
             assert found[case].startswith(told)
 
 
-@SLOW
+@LONG
 def test_a_device_that_computes_otherwise_rings_and_is_named(of_four: list[dict[str, Any]]) -> None:
     first, *others = of(of_four, "bad device")
     assert others == [[]] * 3

@@ -13,7 +13,7 @@ import torch
 from tests.support.ranks import torchrun
 
 pytestmark = [
-    pytest.mark.slow("takes many seconds"),
+    pytest.mark.long("starts several processes"),
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch has no gloo on this platform"),
 ]
 

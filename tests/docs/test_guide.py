@@ -34,6 +34,7 @@ def names() -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow("takes many seconds")
 def test_acting_on_it(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     code = blocks("docs/guide.md", "Acting on it")
     assert len(code) == 6

@@ -74,6 +74,7 @@ def test_scan_a_model_that_does_not_fit(run: Any) -> None:
     assert names["scan"].reading.sites == names["attemper"].scan(whole, names["batches"]).reading.sites
 
 
+@pytest.mark.slow("takes many seconds")
 def test_two_engines_differ(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     names = run("two-engines-differ")
@@ -86,6 +87,7 @@ def test_two_engines_differ(run: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert names["apart"] < 1e-4
 
 
+@pytest.mark.slow("takes many seconds")
 def test_does_my_model_attend_where_it_should(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     names = run("does-my-model-attend-where-it-should")

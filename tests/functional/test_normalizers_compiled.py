@@ -62,6 +62,7 @@ def test_the_gradients_operator_has_a_true_schema_and_fake(normalizer: str):
     assert set(result.values()) == {"SUCCESS"}, result
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", NORMALIZERS)
 @pytest.mark.quick("scalable 0.4")
 def test_a_compiled_graph_is_whole_and_has_the_numbers_of_eager(name: str):

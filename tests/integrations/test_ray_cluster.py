@@ -79,7 +79,7 @@ def by_ray(folder: Path, *command: str, **environment: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.slow("starts Ray")
+@pytest.mark.long("starts Ray")
 @needs_ray
 def test_64_shards_by_actors_of_which_five_are_killed_have_the_bits_of_processes(tmp_path: Path):
     texts = text_file(tmp_path / "texts.txt", 64 * 64 + 17)
@@ -105,7 +105,7 @@ sys.exit(done.returncode)
 """
 
 
-@pytest.mark.slow("starts Ray")
+@pytest.mark.long("starts Ray")
 @needs_ray
 def test_a_cluster_that_is_there_is_joined(tmp_path: Path):
     text_file(tmp_path / "texts.txt", 200)
@@ -116,7 +116,7 @@ def test_a_cluster_that_is_there_is_joined(tmp_path: Path):
     assert len(part_file.part_files(tmp_path / "parts")) == 3
 
 
-@pytest.mark.slow("starts Ray")
+@pytest.mark.long("starts Ray")
 @needs_ray
 def test_the_command_line_takes_ray(tmp_path: Path):
     texts = text_file(tmp_path / "texts.txt", 200)
@@ -128,7 +128,7 @@ def test_the_command_line_takes_ray(tmp_path: Path):
 
 
 @needs_ray
-@pytest.mark.slow("loads Ray")
+@pytest.mark.long("starts Ray")
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -143,7 +143,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow("starts Ray")
+@pytest.mark.long("starts Ray")
 @needs_ray
 def test_the_example_merges_what_its_actors_scanned(tmp_path: Path):
     done = by_ray(tmp_path, str(ROOT / "examples" / "ray_scan.py"))

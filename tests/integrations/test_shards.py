@@ -167,7 +167,7 @@ def test_workers_have_the_same_bits_though_one_is_killed(tmp_path: Path):
     assert all("1 thread," in machine for machine in found.computed_on)
 
 
-@pytest.mark.slow("64 shards by 1, 2 and 4 processes")
+@pytest.mark.long("64 shards by 1, 2 and 4 processes")
 def test_64_shards_by_any_number_of_workers_with_five_killed_are_the_same_bits(tmp_path: Path):
     texts = text_file(tmp_path / "texts.txt", 64 * 64 + 17)
     expected = bits(by_processes(texts, tmp_path / "one", 64, 1))
@@ -181,7 +181,7 @@ def test_64_shards_by_any_number_of_workers_with_five_killed_are_the_same_bits(t
         np.testing.assert_allclose(np.frombuffer(sums).reshape(site.sums.shape), site.sums, rtol=1e-12)
 
 
-@pytest.mark.slow("processes that are killed again and again")
+@pytest.mark.long("processes that are killed again and again")
 def test_a_shard_whose_workers_die_three_times_is_named(tmp_path: Path):
     work = task(text_file(tmp_path / "texts.txt", 500), tmp_path / "parts", 2, kills(tmp_path / "kills", 100))
     with pytest.raises(

@@ -194,6 +194,7 @@ def test_a_tap_and_the_attention_beside_it_are_one_site_under_the_taps_name(name
     assert scan.skipped == ()
 
 
+@pytest.mark.slow("takes many seconds")
 def test_names_numbers_rows_and_modes_are_the_same_in_compiled_code(full_size: bool) -> None:
     shared = Attention("shared", sdpa)
     same = [Attention("same", sdpa) for _ in range(2)]

@@ -62,6 +62,7 @@ def scores(scan: attemper.Scan, site: int, head: int) -> dict[str, float | None]
     return dict(found)
 
 
+@pytest.mark.quick("30.0")
 @pytest.mark.parametrize("sharpness", [1.0, 30.0])
 def test_scores_are_those_of_the_head_detector_per_row_that_has_such_a_key(
     monkeypatch: pytest.MonkeyPatch, sharpness: float
@@ -147,6 +148,7 @@ def by_loops(weights: list[list[float]], ids: list[int]) -> dict[str, float | No
 # --- heads that were trained ---
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_trained_model_has_its_previous_token_head_and_its_induction_heads() -> None:
     ids, _ = repeated(1, (20, 20))
     scan = attemper.scan(trained(), [ids])

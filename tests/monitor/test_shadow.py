@@ -89,7 +89,7 @@ INDUCTORS = (
 
 @torch_warns
 @pytest.mark.parametrize("name", INDUCTORS)
-@pytest.mark.slow("compiles for half a minute")
+@pytest.mark.long("compiles for half a minute")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")
 def test_a_hundred_steps_of_inductors_code_are_the_same(name: str) -> None:
     row = compared(ITEMS[name], "inductor", 100)

@@ -138,6 +138,7 @@ FAULTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Callabl
 }  # fmt: skip
 
 
+@pytest.mark.quick("in batches", "window", "on the left", "own masks")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_mask_that_is_lost_rings_in_the_next_sample(name: str):
     model, batches, fault, keys = FAULTS[name]
@@ -263,7 +264,7 @@ def _checkpointed(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.quick("lengths", "left padding", "packing]", "window]", "chunks", "decoder]", "prefix", "own")
+@pytest.mark.quick("left padding", "packing]", "window]", "decoder]", "own")
 def test_batches_of_other_lengths_padding_and_documents_do_not_ring(name: str):
     torch.manual_seed(0)
     model, batches = HEALTHY[name]

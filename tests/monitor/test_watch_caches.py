@@ -54,7 +54,7 @@ def watched(model: Any, batch: dict[str, Tensor], kind: str, observe: str) -> li
     return found
 
 
-@pytest.mark.quick("sdpa-static-left-beside", "sdpa-dynamic-right-replace", "gpt-oss-eager-dynamic-None-beside")
+@pytest.mark.quick("llama-sdpa-dynamic-right-replace", "gpt-oss-eager-dynamic-None-beside")
 @pytest.mark.parametrize("observe", ["beside", "replace"])
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -76,6 +76,7 @@ def test_every_call_of_a_decoding_model_reads_as_its_eager_weights(
     seen("transformers", TINY[name].title, f"decoding with a {kind} cache", error_nats=worst)
 
 
+@pytest.mark.quick("llama", "gpt-oss")
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss"])
 def test_all_calls_of_generate_are_rows_of_one_step(name: str) -> None:
     model: Any = sharpened(TINY[name].build())

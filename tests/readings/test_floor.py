@@ -42,7 +42,7 @@ def with_one_longer_head(model: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["bert", "llama", "minilm"])
-@pytest.mark.quick("bert")
+@pytest.mark.quick("bert-dtype0")
 def test_two_precisions_of_one_model_do_not_differ_and_a_changed_head_does_in_both(name: str, dtype: torch.dtype):
     model = tiny(name).model
     one, low = scan(model), scan(model, dtype=dtype)
@@ -60,6 +60,7 @@ def test_two_precisions_of_one_model_do_not_differ_and_a_changed_head_does_in_bo
         assert not {head for layer, head in layers if layer == 1} - {1}
 
 
+@pytest.mark.quick("blocked")
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_backends_of_one_precision_do_not_differ(backend: str):
     model = tiny("bert").model

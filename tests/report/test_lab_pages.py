@@ -250,6 +250,7 @@ def test_a_press_in_a_chart_moves_its_slider_and_a_suggestion_moves_all(open_pag
     assert page.text_content("#value-T") == "1"
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", pages.PAGES)
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.quick("390-saturation")

@@ -74,6 +74,7 @@ def test_a_weight_that_is_no_number_stays_none(tmp_path: Path) -> None:
     assert levels_of(stack["sites"][0])[0, 1, 2] == 255
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.turns(2)
 def test_32_times_32_heads_of_64_tokens_fit_into_two_megabytes(tmp_path: Path, causal: bool) -> None:

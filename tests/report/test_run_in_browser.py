@@ -161,6 +161,7 @@ def test_the_drawn_history_is_saved_with_its_resolution(open_page: Open, run: Ru
     assert lines[2].startswith("step,site,mode,head,normalized_entropy")
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
 @pytest.mark.quick("zh-CN-390")

@@ -13,6 +13,7 @@ from tests.support.command import run_command
 pytest.importorskip("transformers")
 
 
+@pytest.mark.slow("takes many seconds")
 def test_scan_html_writes_the_page_beside_one_json_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -104,10 +104,10 @@ def test_finished_runs_lie_in_one_file_and_hold_no_place_of_a_machine(name: str)
         assert not re.search(r"/(home|root|tmp|work|Users)/", kept)
 
 
-# --- with --all ---
+# --- with --long ---
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 def test_a_quick_run_trains_and_shows_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert __main__.main(["length", "--quick", "--out", str(tmp_path), "--workers", "1", "--json"]) == 0
     shown = capsys.readouterr()
@@ -115,14 +115,14 @@ def test_a_quick_run_trains_and_shows_its_tables(tmp_path: Path, capsys: pytest.
     assert shown.err.splitlines()[-1] == f"written: {tmp_path / 'results.json'}"
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_page_shows_the_tables_and_the_figure_of_its_results(script: ModuleType, name: str):
     pytest.importorskip("matplotlib")
     assert script.differences(name) == []
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_page_names_its_command_its_results_and_where_they_were_measured(name: str):
     text = (PAGES / f"{name}.md").read_text("utf-8")
@@ -136,13 +136,13 @@ def test_a_page_names_its_command_its_results_and_where_they_were_measured(name:
     assert f"{len(content['runs'])} of {content['planned']} runs" in text
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 def test_the_first_page_lists_every_experiment():
     listed = re.findall(r"^\| \[([\w-]+)\]\(([\w-]+)\.md\)", (PAGES / "README.md").read_text("utf-8"), re.MULTILINE)
     assert [name for name, _ in listed] == [page for _, page in listed] == list(EXPERIMENTS)
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_results_that_were_cut_are_refused_by_what_is_missing(tmp_path: Path, name: str):
     content = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
@@ -152,7 +152,7 @@ def test_results_that_were_cut_are_refused_by_what_is_missing(tmp_path: Path, na
         read_results(module_of(name), tmp_path / "results.json")
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 @pytest.mark.parametrize("name", ["length", "lr-sensitivity"])
 def test_packed_runs_come_to_the_results_that_are_kept(name: str, tmp_path: Path):
     """Whatever text this machine has: the runs are taken for those of the plan by what they say of themselves."""
@@ -166,7 +166,7 @@ def test_packed_runs_come_to_the_results_that_are_kept(name: str, tmp_path: Path
         assert all(record[key] == kept["record"][key] for key in ("held_out", "at_home") if key in record)
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 def test_every_packed_run_of_early_warning_is_read(tmp_path: Path):
     unpack(RESULTS / "early-warning.zip", tmp_path)
     content = read_summary(RESULTS / "early-warning.json", "early-warning")

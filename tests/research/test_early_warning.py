@@ -37,7 +37,7 @@ from attemper.lab.trained.runs import plain
 from research import early_warning
 from tests.support.small_runs import corpus, small
 
-pytestmark = pytest.mark.slow("research")
+pytestmark = pytest.mark.long("research")
 
 RESULTS = import_module("research.early_warning.results")
 STEPS = np.arange(0.0, 100.0, 5.0)

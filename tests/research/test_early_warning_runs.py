@@ -33,7 +33,7 @@ from research import early_warning
 from tests.support import encoder
 from tests.support.small_runs import corpus, small
 
-pytestmark = pytest.mark.slow("research")
+pytestmark = pytest.mark.long("research")
 
 STEP = 4
 SIZES = {"precision": 1.0, "leak": 4.0, "padding": 0.5, "repeated": 3.0, "shuffled": 3.0, "one token": 3.0}
@@ -123,14 +123,14 @@ def encoded(fault: Fault | None = None) -> Trial:
     return Trial(Run(rate=1e-4, steps=3, batch=2, every=1, config=ENCODER), fault)
 
 
-@pytest.mark.slow("it loads transformers")
+@pytest.mark.long("research")
 def test_the_encoder_is_that_of_transformers():
     model, tokenizer = encoder.loaded()
     ids = tokenizer("import asyncio  # a loop", return_tensors="pt").input_ids[:, :12]
     torch.testing.assert_close(Encoder(ENCODER).eval().states(ids), model(ids).last_hidden_state, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow("it trains a pretrained encoder")
+@pytest.mark.long("research")
 @pytest.mark.parametrize("kind", ["scale", "shuffled", "head"])
 def test_a_fault_in_the_encoder_changes_nothing_before_its_step(kind: str):
     encoder.folder()
@@ -142,7 +142,7 @@ def test_a_fault_in_the_encoder_changes_nothing_before_its_step(kind: str):
     assert signals["update_norm"][1] != healthy["update_norm"][1]
 
 
-@pytest.mark.slow("it reads eight packages")
+@pytest.mark.long("research")
 def test_pieces_have_marks_at_their_ends_and_draw_classes_alike():
     encoder.folder()
     found = pieces(12)

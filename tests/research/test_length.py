@@ -16,7 +16,7 @@ from attemper.lab.model import ByteConfig, ByteModel, windows
 from research import length, lengthened
 from tests.lab.printed import rows
 
-pytestmark = pytest.mark.slow("research")
+pytestmark = pytest.mark.long("research")
 
 CONFIG = ByteConfig(layers=2, heads=2, width=16, context=16, positions="none")
 

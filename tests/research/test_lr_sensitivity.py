@@ -18,7 +18,7 @@ from attemper.lab.trained.summary import thin_out
 from research import lr_sensitivity as lab
 from tests.lab.printed import rows
 
-pytestmark = pytest.mark.slow("research")
+pytestmark = pytest.mark.long("research")
 
 
 def test_sensitivity_is_the_mean_loss_over_the_best_and_no_run_counts_as_worse_than_untrained():

@@ -203,10 +203,10 @@ def test_false_alarms_are_counted_by_100_000_steps():
     assert found["long runs, resampled", 1, "all warnings"][:2] == [100_000, 1], "a notice is no warning"
 
 
-# --- with --all ---
+# --- with --long ---
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 def test_singular_values_of_a_change_are_brought_near_one():
     values = torch.linalg.svdvals(orthogonalized(torch.randn(3, 12, 30)))
     assert (values > 0.5).all()
@@ -215,7 +215,7 @@ def test_singular_values_of_a_change_are_brought_near_one():
     torch.testing.assert_close(orthogonalized(tall), orthogonalized(tall.T).T)
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_lowers_the_loss_of_text_that_follows_a_rule(optimizer: str):
     rate = {"SGD": 0.3, "Lion": 1e-3}.get(optimizer, 1e-2)
@@ -225,7 +225,7 @@ def test_every_optimizer_lowers_the_loss_of_text_that_follows_a_rule(optimizer: 
     assert signals["loss"][-5:].mean() < signals["loss"][:5].mean() - 0.3
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 @pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
 def test_runs_that_are_trained_together_are_trained_as_alone(optimizer: str):
     trials = [Trial(other(rate=rate, seed=seed, optimizer=optimizer)) for seed, rate in enumerate((1e-2, 3e-3))]
@@ -253,7 +253,7 @@ def test_runs_that_are_trained_together_are_trained_as_alone(optimizer: str):
             torch.testing.assert_close(model.weights[name][number], weight, rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 def test_a_long_run_measures_heads_at_every_step_as_a_run_alone_does():
     trials = [Trial(other(seed=seed)) for seed in (0, 1)]
     (_, first), _ = measure_together(trials, corpus())
@@ -273,7 +273,7 @@ def _drawn(runs: int, step: int) -> torch.Tensor:
     return drawn_windows(corpus().training, runs * 2, 41, seed=2**41 + step)[:2]
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 def test_a_watched_run_has_the_warnings_of_its_stored_run_and_of_its_file(tmp_path: Path):
     run = small(steps=90, batch=2, every=1, rate=1e-2, config=CONFIG)
     for fault in (None, Fault("jump", 100.0, 60), Fault("leak", 2.0, 60)):
@@ -286,7 +286,7 @@ def test_a_watched_run_has_the_warnings_of_its_stored_run_and_of_its_file(tmp_pa
         assert math.isfinite(signals["loss"].sum())
 
 
-@pytest.mark.slow("research")
+@pytest.mark.long("research")
 def test_a_quick_plan_is_trained_goes_on_and_is_shown(tmp_path: Path):
     planned = plan(quick=True)
     lines: list[str] = []

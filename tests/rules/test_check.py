@@ -83,6 +83,7 @@ def test_a_delta_rule_carries_its_state_into_the_next_document_and_is_named():
     assert [rule.name for rule in report.broken] == ["documents"]
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("left", [False, True])
 def test_a_padded_batch_is_kept_on_either_side(left: bool):
     report = attemper.check(llama(), {"input_ids": ids(), "attention_mask": mask(left=left)})
@@ -118,6 +119,7 @@ def test_positions_that_begin_in_the_padding_move_a_model_with_learned_positions
     attemper.check(model, {**batch, "position_ids": positions}).raise_if_broken()
 
 
+@pytest.mark.quick("Bert")
 @pytest.mark.parametrize("name", ["Bert", "DistilBert", "Electra"])
 def test_an_encoder_with_absolute_positions_is_blamed_for_padding_on_the_left_alone(name: str):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -279,12 +281,14 @@ FORMS = {
 }
 
 
+@pytest.mark.quick("weights first", "dict", "object")
 @pytest.mark.parametrize("form", list(FORMS))
 def test_the_first_block_is_named_whatever_blocks_give(form: str):
     found = attemper.check(Stack(FORMS[form]).eval(), ids(), causal=True)["causal"]
     assert (found.verdict, found.site) == ("broken", "layers.1")
 
 
+@pytest.mark.quick("Falcon")
 @pytest.mark.parametrize("name", ["Falcon", "GPTNeo"])
 def test_blocks_of_a_model_outside_the_registry_are_looked_at_one_by_one(name: str):
     """Its attention was seen all the same, so that nothing of it is unread."""
@@ -349,6 +353,7 @@ class Near(nn.Module):
         return states + near @ self.project(states) / near.sum(1, keepdim=True)
 
 
+@pytest.mark.quick("layers0", "layers2", "layers5")
 @pytest.mark.parametrize(
     ("layers", "causal", "wrong"),
     [
@@ -452,9 +457,9 @@ class Experts(nn.Module):
         return mixed.view_as(states)
 
 
-def test_experts_that_take_as_many_tokens_of_other_sequences_are_given_tokens_that_are_all_alike():
+def test_experts_that_take_as_many_tokens_of_other_sequences_are_given_tokens_that_are_all_alike(full_size: bool):
     """Exchanged for others one by one, they leave half of these models with counts that change nothing."""
-    for _ in range(8):
+    for _ in range(8 if full_size else 2):
         full, batch = Experts(36), ids(3)
         report = attemper.check(Mixer(full).eval(), batch)
         assert (report["batch"].verdict, report["batch"].site, report["batch"].forwards) == ("broken", "layer", 4)

@@ -71,6 +71,7 @@ def test_temperature_of_a_tap_divides_the_scores() -> None:
         assert is_close(watch.table(), expected)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:
     pytest.importorskip("transformers")
     from tests.monitor.tiny_models import TINY, eager_entropies, inputs, sharpened

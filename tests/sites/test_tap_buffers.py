@@ -238,6 +238,7 @@ def test_a_capture_that_nothing_prepared_is_told(device: Device) -> None:
         Tapped()(torch.randn(2, 12, 32))
 
 
+@pytest.mark.slow("takes many seconds")
 def test_two_watches_share_a_buffer_and_each_gets_its_own_steps(device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     run = compiled(model)
@@ -380,6 +381,7 @@ def test_a_graph_keeps_the_number_of_rows_it_was_captured_for(device: Device) ->
             watch.table()
 
 
+@pytest.mark.slow("takes many seconds")
 def test_padding_that_a_buffer_cannot_tell_is_told() -> None:
     run, x, mask = compiled(Tapped()), torch.randn(2, 12, 32), torch.ones(2, 12, dtype=torch.long)
     with attemper.watch(run) as watch:

@@ -62,7 +62,7 @@ def without_attention_dropout(tiny: Tiny) -> Tiny:
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name not in ("gpt2", "gpt-oss", "t5")])
-@pytest.mark.quick("bert", "gemma2")
+@pytest.mark.quick("gemma2")
 def test_forward_passes_in_train_mode_are_bit_identical_under_flex_attention(name: str, eager_flex: None) -> None:
     """All that can be held: there is no backward pass on a CPU."""
     tiny = without_attention_dropout(TINY[name])

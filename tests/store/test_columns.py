@@ -45,8 +45,8 @@ def test_columns_are_those_of_the_samples(folder: Path) -> None:
 
 
 def test_columns_leave_out_what_was_replaced(tmp_path: Path) -> None:
-    written(tmp_path, samples(700))
-    written(tmp_path, (sample(step) for step in range(500, 1300)))
+    written(tmp_path, samples(300))
+    written(tmp_path, (sample(step) for step in range(200, 550)))
     for most in (8, 40):
         check(tmp_path, most)
 

@@ -16,8 +16,8 @@ GRID = "beyond the pairwise cover of its parameters"
 EACH = "beyond each value of its parameters"
 TURNS = "of a table that other tests have by default"
 FEW = "more of what a few cases show by default"
-HELD_BACK = pytest.StashKey[dict[str, int]]()
-"""How many cases a run holds back, by reason."""
+HELD_BACK = pytest.StashKey[dict[tuple[str, str], int]]()
+"""How many cases a run leaves to which lane, by reason."""
 
 
 def cover(*axes: Iterable[Hashable]) -> list[Row]:
@@ -96,6 +96,10 @@ def held_back(items: Iterable[pytest.Item]) -> dict[pytest.Item, str]:
         kept = {table[place] for place in in_turn(name, len(table), one_in)}
         reasons |= {item: TURNS for item in table if item not in kept}
     return reasons
+
+
+def left_to(lane: str, reasons: dict[pytest.Item, str]) -> dict[tuple[str, str], int]:
+    return {(lane, why): number for why, number in Counter(reasons.values()).items()}
 
 
 def _is_one_of(item: pytest.Item, words: Iterable[str]) -> bool:

@@ -80,8 +80,8 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def full_size(request: pytest.FixtureRequest) -> bool:
-    """Whether a test that has a smaller and a larger size runs the larger: with ``--all``."""
-    return bool(request.config.getoption("--all"))
+    """Whether a test that has a smaller and a larger size runs the larger: with ``--all`` or ``--long``."""
+    return any(request.config.getoption(lane) for lane in ("--all", "--long"))
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_a_model_that_is_made_small_by_rule_is_read_exactly_or_named_with_the_re
     assert expected == "exact" or expected in "; ".join(found.reasons)
 
 
-@pytest.mark.slow("every model type of transformers that can be tried: a quarter of an hour")
+@pytest.mark.long("every model type of transformers that can be tried: three quarters of an hour")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_model_type_of_transformers_is_read_wrongly(part: int) -> None:
     """What could not be tried is left to ``python -m tests.sweep``: the longest takes a quarter of an hour."""

@@ -71,7 +71,7 @@ def test_the_sums_are_those_that_a_watch_reduces_to():
     assert sums[1, 2] == 1
 
 
-MORE = pytest.mark.slow("more cases in Triton's interpreter")
+MORE = pytest.mark.long("more cases in Triton's interpreter")
 
 
 @pytest.mark.slow("takes seconds in Triton's interpreter")

@@ -16,7 +16,7 @@ SIZES = [case for case in cases.RAGGED if max(case.size, case.width) <= 256]
 
 
 RAGGED = tuple(case.name for case in SIZES if case.keys == 97 and case.size < 100)
-FULL = pytest.mark.slow("more cases in Triton's interpreter")
+FULL = pytest.mark.long("more cases in Triton's interpreter")
 
 
 def some(table: list[cases.Case], names: tuple[str, ...]) -> list:
@@ -26,7 +26,7 @@ def some(table: list[cases.Case], names: tuple[str, ...]) -> list:
 FEATURES = (
     "mask with empty rows", "temperature per row", "bfloat16",
 )  # fmt: skip
-"""Enough to see by default, beside "all at once" below; --all takes the features one by one."""
+"""Enough to see by default, beside "all at once" below; --long takes the features one by one."""
 
 
 @pytest.mark.parametrize("case", some(CASES, FEATURES))

@@ -134,7 +134,7 @@ LENGTHS = {
 }
 
 
-MORE = pytest.mark.slow("more cases in Triton's interpreter")
+MORE = pytest.mark.long("more cases in Triton's interpreter")
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,7 @@ def test_packed_documents_have_the_reference_gradient(lengths: str, options: dic
     assert_as_exact_as_blocked(attemper.varlen_attention, call, ("entropy", "logit_variance"))
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.quick("(2, 1, 9)-float32")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", list(itertools.product((1, 2), (1, 4), (1, 9))), ids=str)
@@ -220,6 +221,7 @@ def test_a_gradient_is_the_same_whatever_else_is_wanted(wanted: tuple[str, ...],
             assert results[1][name] is None, name
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize(
     ("chosen", "hidden"),
     [("softmax", "by a mask"), ("softmax", "by the window"),

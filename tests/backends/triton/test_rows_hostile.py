@@ -157,7 +157,7 @@ def test_sigmoids_far_below_0_have_no_mass_and_no_entropy(tiled):
 
 
 @pytest.mark.parametrize("chosen", ["sparsemax", "entmax15", "entmax 1.2", "topk"])
-@pytest.mark.slow("more cases in Triton's interpreter")
+@pytest.mark.long("more cases in Triton's interpreter")
 def test_long_rows_sum_to_1_and_keep_the_order_of_scores(chosen: str, tiled):
     tiled(16, 64)
     query, key, value = torch.ones(1, 1, 4, 1), torch.randn(1, 1, 3000, 1), torch.ones(1, 1, 3000, 1)

@@ -150,7 +150,7 @@ def features() -> dict[str, dict[str, Any]]:
 FEATURES = features()
 
 
-MORE = pytest.mark.slow("more cases in Triton's interpreter")
+MORE = pytest.mark.long("more cases in Triton's interpreter")
 
 
 @pytest.mark.parametrize("feature", FEATURES)
