@@ -1,4 +1,4 @@
-"""How many test cases there are by folder: in a default run, and in all.
+"""How many test cases there are by folder, in each lane.
 
 python scripts/cases.py [FOLDER OR FILE ...]
 """
@@ -24,11 +24,11 @@ def counted(*options: str) -> Counter[str]:
 
 
 def main() -> None:
-    default, everything = counted(*sys.argv[1:]), counted("--all", *sys.argv[1:])
-    print(f"{'folder':24}{'default':>9}{'--all':>9}")
-    for folder, number in sorted(everything.items()):
-        print(f"{folder:24}{default[folder]:9,}{number:9,}")
-    print(f"{'together':24}{default.total():9,}{everything.total():9,}")
+    lanes = {name: counted(*name.split(), *sys.argv[1:]) for name in ("", "--all", "--long")}
+    print(f"{'folder':24}{'default':>9}{'--all':>9}{'--long':>9}")
+    for folder in sorted(set().union(*lanes.values())):
+        print(f"{folder:24}" + "".join(f"{lane[folder]:9,}" for lane in lanes.values()))
+    print(f"{'together':24}" + "".join(f"{lane.total():9,}" for lane in lanes.values()))
 
 
 if __name__ == "__main__":

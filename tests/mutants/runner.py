@@ -143,7 +143,9 @@ def _run_tests(source: str, tests: tuple[str, ...], report: str) -> None:
     os.chdir(ROOT)
     sys.path.insert(0, source)
     sys.dont_write_bytecode = True
-    options = "--all --long --assert=plain -x -q --no-header -p no:cacheprovider -p no:randomly -p no:xdist -rN --tb=line"
+    options = (
+        "--all --long --assert=plain -x -q --no-header -p no:cacheprovider -p no:randomly -p no:xdist -rN --tb=line"
+    )
     code = BROKEN
     try:
         code = pytest.main([*tests, *options.split()])
