@@ -230,7 +230,7 @@ def _against_baseline(runs: Rows) -> tuple[Table, ...]:
         see=(
             f"{size['config']['layers']} layers, {size['steps']} steps. Held-out loss less that of {BASELINE} with the "
             "same seed, mean with 95% interval (Student). Best rate and mean: of each seed's rates. "
-            f"{'; '.join(told)}. What is not named is not told apart from {BASELINE}. "
+            f"{'; '.join(told)}. No other shows a clear difference. "
             "Of twenty such intervals, one leaves out 0 by chance."
         ),
         columns=headings("intervention", "seeds", *(f"{place} [nats]" for place in baseline)),
@@ -257,7 +257,7 @@ def _by_seed(runs: Rows) -> Table:
             rows.append((name, seed, _digits(losses[best]), f"{best:g}", _digits(losses[max(losses)]), _digits(value)))
     return Table(
         title="each seed by itself",
-        see="What differs less between interventions than between seeds of one is not told apart by so few runs.",
+        see="Ignore differences between interventions that are smaller than those between seeds of one.",
         columns=headings(
             "intervention",
             "seed",

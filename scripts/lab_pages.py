@@ -4,9 +4,9 @@
 .venv/bin/python scripts/lab_pages.py scaling entropy    # only these
 .venv/bin/python scripts/lab_pages.py --check            # say which page differs from what its experiment prints
 
-Each block is what `COLUMNS=110 attemper lab NAME --png docs/lab/NAME.png` prints, without the tables of
-`scripts/lab_tables_left_out.json`: a page shows those that carry its answer. Experiments that train models are not
-run: their pages show what is kept of them, as `attemper lab NAME --results docs/lab/results/NAME.json` does, and
+Each block is what `COLUMNS=110 attemper lab NAME --png docs/lab/NAME.png` prints, without the tables and rows that
+`scripts/lab_tables_left_out.json` leaves out: a page shows those that carry its answer. Experiments that train models
+are not run: their pages show what is kept, as `attemper lab NAME --results docs/lab/results/NAME.json` does, and
 `python -m research NAME --results research/results/NAME.json`. Tables that hold times or bytes of a machine are not
 compared, nor are figures that show them; the others are, byte for byte.
 """
@@ -24,8 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "lab"
 BEGIN, END = "<!-- output: begin -->", "<!-- output: end -->"
-LEFT_OUT: dict[str, list[str]] = json.loads(Path(__file__).with_name("lab_tables_left_out.json").read_text("utf-8"))
-"""Experiment -> the titles of tables that its page leaves out."""
+LEFT_OUT: dict[str, dict[str, list[str] | None]] = json.loads(
+    Path(__file__).with_name("lab_tables_left_out.json").read_text("utf-8")
+)
+"""Experiment -> title of a table -> how the rows begin that its page keeps; null leaves the whole table out."""
 COLUMNS = "110"
 MEASURED = "(measured on this machine)"
 SIGNED = b"Software\0"
@@ -84,14 +86,31 @@ def output(name: str, picture: Path | None = None) -> str:
 
 
 def shortened(name: str, printed: str) -> str:
-    """Without the tables that the page of this experiment leaves out, and with a line that says how many."""
-    left_out = LEFT_OUT.get(name, [])
-    parts = {part.partition("\n")[0]: part for part in printed.split("\n\n")}
-    if missing := [title for title in left_out if title not in parts]:
+    """Without the tables and rows that the page of this experiment leaves out; a last line says how many."""
+    tables = LEFT_OUT.get(name, {})
+    parts = {part.partition("\n")[0].removesuffix(f" {MEASURED}"): part for part in printed.split("\n\n")}
+    if missing := [title for title in tables if title not in parts]:
         raise ValueError(f"{name} prints no table with the title {missing[0]!r}: mend lab_tables_left_out.json")
-    kept = [part for title, part in parts.items() if title not in left_out]
-    more = [f"({len(left_out)} more {'table' if len(left_out) == 1 else 'tables'} in the terminal)"] if left_out else []
-    return "\n\n".join(kept + more)
+    gone = [title for title, starts in tables.items() if starts is None]
+    rows = 0
+    for title, starts in tables.items():
+        if starts is not None:
+            parts[title], fewer = with_rows(parts[title], starts)
+            rows += fewer
+    kept = [part for title, part in parts.items() if title not in gone]
+    counts = [
+        f"{count} more {what}{'s' * (count > 1)}" for count, what in ((len(gone), "table"), (rows, "row")) if count
+    ]
+    return "\n\n".join(kept + ([f"({' and '.join(counts)} in the terminal)"] if counts else []))
+
+
+def with_rows(table: str, starts: list[str]) -> tuple[str, int]:
+    """A printed table with only the rows that begin with the words of one of ``starts``, and how many it lost."""
+    rows = {line: " ".join(line.replace("│", " ").split()) + " " for line in table.splitlines() if line[:1] == "│"}
+    if unknown := [start for start in starts if not any(row.startswith(f"{start} ") for row in rows.values())]:
+        raise ValueError(f"no row begins with {unknown[0]!r}: mend lab_tables_left_out.json")
+    gone = [line for line, row in rows.items() if not row.startswith(tuple(f"{start} " for start in starts))]
+    return "\n".join(line for line in table.splitlines() if line not in gone), len(gone)
 
 
 def show(name: str, picture: Path | None) -> None:

@@ -100,12 +100,10 @@ def _detectors(content: Mapping[str, Any]) -> Table:
     return Table(
         title="found and false alarms",
         see=(
-            "Found: faults that hurt, from their first step on. False: healthy runs. Both with limits fitted on the "
-            "other half of the configurations, with 95% intervals; where intervals overlap, detectors are not told "
-            "apart. At 0 and at 1: found at the limit where so many of all healthy runs ring, without a split (the "
-            "combination is then chosen on all runs, too). "
-            "Control: found and false where a coin says which of two twins is the faulty one; both are alike where "
-            f"there is nothing to find. Combined, in either half: {members}."
+            "Found: faults that hurt. False: healthy runs that warn. Limits are fitted on the other half of the "
+            "configurations. At 0, at 1: found if no, or one, healthy run may warn, with limits from all runs. "
+            "Control: found and false if a coin decides which twin is faulty: with nothing to find, both are alike. "
+            f"Combined, in either half: {members}."
         ),
         columns=headings("detector", "found", "in 95%", "false", "in 95%", "found at 0", "at 1", "control"),
         rows=tuple(rows),
@@ -130,15 +128,13 @@ def _leads(content: Mapping[str, Any]) -> Table:
     return Table(
         title="lead and cost",
         see=(
-            "Median steps from the ring to where (a) the loss z-score rings at its own limit, (b) held-out loss, "
-            "measured each 25 steps, leaves the twin's by more than the floor, (c) the gradient norm rings at its own "
-            "limit. Each of so many faults, found or told by both. Signal and score: microseconds a step of one core, "
-            "of what the detector needs by itself and nothing else; share: of a step of training, "
-            f"{costs['step']:g} microseconds with layers x width of {_size(sizes)}, context {sizes['context']}. "
-            "Signals of scores and weights are measured each 5 steps, ranks and spectra each 10; the loss is there. In "
-            "the runs, all that is read from scores and weights, measured together, took "
-            f"{_share(costs['together']['attention'])} of the training. Limit: the largest "
-            "score of all healthy runs; a score below 0 is a quantity that alarms where it is low."
+            "Median steps from the warning until (a) the loss z-score warns, (b) held-out loss, measured each 25 "
+            "steps, leaves the twin's by more than the floor, (c) the gradient norm warns; each over the number of "
+            "faults beside it, which both find. Signal and score: microseconds of one core a step. Share: of a "
+            f"training step of {costs['step']:g} microseconds (layers x width {_size(sizes)}, context "
+            f"{sizes['context']}). Scores and weights are read each 5 steps, ranks and spectra each 10; measured "
+            f"together, scores and weights took {_share(costs['together']['attention'])} of the training. Limit: the "
+            "largest score of all healthy runs; below 0, low values warn."
         ),
         columns=headings(
             "detector",
@@ -277,10 +273,9 @@ def _branches(content: Mapping[str, Any]) -> Table:
         title="branch at the alarm: the same faulty runs, gone on otherwise from their first warning",
         see=(
             f"{len(content['branches'])} branches of {len(branched)} faulty runs, which were drawn by seed among the "
-            "small ones with a default alarm above notice. A remedy begins at the step after the first such alarm; a "
-            "fault that stays goes on under it. Hurt: unchanged, the run ends above its twin by more than the noise "
-            "floor of the configuration. Far: by more than that floor. Roll-back: weights and moments of 50 steps "
-            "before."
+            "small ones with a default alarm above notice. A remedy starts one step after that alarm; a lasting fault "
+            "goes on under it. Hurt: unchanged, the run ends above its twin by more than the noise floor. Far: by more "
+            "than that floor. Roll-back: to weights and moments of 50 steps before."
         ),
         columns=headings(
             "remedy", "fault", "runs", "ended lower than unchanged", "far lower", "far higher", "median gain [nats]"

@@ -116,13 +116,12 @@ def _together(rows: Sequence[Row], warns: set[str]) -> Table:
         title="all warnings together",
         see=(
             "Warnings and worse, by their defaults, as a stored run is judged: the loss at every step, heads and masks "
-            "at sampled ones. Found: faults that hurt, from their first step on; before the peak: told up to the step "
-            "at which the loss is farthest above the healthy twin's. Intervals of 95% (Clopper and Pearson). Limits "
-            "that were set on one half of the configurations are judged on the other."
+            "at sampled ones. Found: faults that hurt. Before the peak: no later than the step at which the loss is "
+            "farthest above the healthy twin's. Intervals of 95% (Clopper and Pearson)."
         ),
         columns=headings(
-            "runs", "every [steps]", "found", "in 95%", "before the peak", "healthy that ring", "in 95%",
-            "without harm that ring",
+            "runs", "every [steps]", "found", "in 95%", "before the peak", "healthy that warn", "in 95%",
+            "without harm that warn",
         ),
         rows=tuple(found),
     )  # fmt: skip
@@ -153,8 +152,8 @@ def _kinds(rows: Sequence[Row], severities: Mapping[str, str], warns: set[str]) 
         title="each alarm by itself",
         see=(
             f"Of {len(healthy)} healthy runs and {len(hurt)} faults that hurt, the encoder's among them; a sample each "
-            "5 steps. Alone: found, or rung falsely, by no other warning. Lead: median steps to where held-out loss, "
-            f"measured each 25 steps, leaves the twin's. In no run at all: {', '.join(silent) or 'none'}."
+            "5 steps. Alone: by no other warning. Lead: median steps until held-out loss, measured each 25 steps, "
+            f"leaves the twin's. In no run at all: {', '.join(silent) or 'none'}."
         ),
         columns=headings(
             "alarm", "severity", "in healthy runs", "without harm", "found", "found alone", "false alone",
@@ -192,7 +191,7 @@ def _faults(rows: Sequence[Row], warns: set[str]) -> Table:
         ),
         columns=headings(
             "kind", "fault", "hurt", "found", *(f"by {source}" for source in SOURCES), "after [steps]",
-            "without harm that ring",
+            "without harm that warn",
         ),
         rows=tuple(found),
     )  # fmt: skip

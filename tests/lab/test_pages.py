@@ -86,18 +86,27 @@ def test_the_check_compares_the_counted_tables_of_a_page_with_measured_ones(
     measured = next(part for part in now.split("\n\n") if script.MEASURED in part)
     (tmp_path / "complexity.md").write_text(text.replace(measured, measured.replace("│ ", "│ 9")), "utf-8")
     assert script.differences("complexity") == []
-    for counted in ("33,816,576", "8.1875"):
+    for counted in ("116.44", "8.1875"):
         (tmp_path / "complexity.md").write_text(text.replace(counted, "12345"), "utf-8")
         assert "docs/lab/complexity.md is not what" in script.differences("complexity")[0], counted
 
 
-def test_a_page_leaves_out_the_tables_that_are_listed_and_says_how_many(
+def test_a_page_leaves_out_the_tables_and_rows_that_are_listed_and_says_how_many(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(script.LEFT_OUT, "scaling", ["a table"])
-    printed = "scaling: why?\n\na table\n1 2\na note\n\nanother\n3 4"
-    assert script.shortened("scaling", printed) == "scaling: why?\n\nanother\n3 4\n\n(1 more table in the terminal)"
+    printed = (
+        "scaling: why?\n\na table\n1 2\na note\n\nanother (measured on this machine)\n│ 3 │ 4 │\n│ 30 │ 5 │\n│ 6 │ 7 │"
+    )
+    left = "scaling: why?\n\nanother (measured on this machine)\n│ 3 │ 4 │"
+    tables: dict[str, list[str] | None] = {"a table": None}
+    monkeypatch.setitem(script.LEFT_OUT, "scaling", tables)
+    assert script.shortened("scaling", printed) == f"{left}\n│ 30 │ 5 │\n│ 6 │ 7 │\n\n(1 more table in the terminal)"
+    tables["another"] = ["3"]
+    assert script.shortened("scaling", printed) == f"{left}\n\n(1 more table and 2 more rows in the terminal)"
     assert script.shortened("entropy-of-none", printed) == printed
+    tables["another"] = ["3 4", "4"]
+    with pytest.raises(ValueError, match="no row begins with '4'"):
+        script.shortened("scaling", printed)
     with pytest.raises(ValueError, match="scaling prints no table with the title 'a table'"):
         script.shortened("scaling", "scaling: why?\n\nanother\n3 4")
 

@@ -248,8 +248,8 @@ def _bytes() -> Table:
         title=f"bytes to and from memory, one head, d = {SIZE}, float32",
         see=(
             f"Eager code moves {rows[-1][1] / rows[-1][2]:.1f} times as many bytes at n = {rows[-1][0]}, and its "
-            f"operations for each byte hardly grow with n. Blocked is counted for code that reads keys and values once "
-            f"for {ROWS} queries and keeps their scores in cache, as a fused kernel does."
+            f"operations for each byte hardly grow with n. Blocked: code that reads keys and values once for {ROWS} "
+            "queries and keeps their scores in cache, as a fused kernel does."
         ),
         columns=headings(
             "n [tokens]", "eager [MiB]", "blocked [MiB]", "eager [operations/byte]", "blocked [operations/byte]"
@@ -266,8 +266,8 @@ def _times(times: dict[int, dict[str, float]]) -> Table:
         title=f"time of a forward pass, {HEADS} heads, d = {SIZE}, float32, {torch.get_num_threads()} threads",
         see=(
             f"From {LENGTHS[-2]} to {longest} tokens the operations grow 4 times, the time {growth} times. At n = "
-            f"{longest}, from the fastest: {', '.join(ordered)}. The shortest of several runs is shown. What blocked "
-            "saves is memory: it is plain PyTorch that passes over each tile some fifteen times, SDPA passes once."
+            f"{longest}, from the fastest: {', '.join(ordered)}. The shortest of several runs is shown. Blocked "
+            "saves memory, not time: plain PyTorch passes over each tile some fifteen times, SDPA once."
         ),
         columns=headings("n [tokens]", *(f"{way} [ms]" for way in WAYS), "runs"),
         rows=tuple((n, *(times[n][way] for way in WAYS), repeats(n)) for n in LENGTHS),
@@ -297,7 +297,8 @@ def _peaks(peaks: dict[int, dict[str, float]] | None) -> Table:
     else:
         last, before = peaks[LENGTHS[-1]], peaks[LENGTHS[-2]]
         grown = ", ".join(f"{before[way]:.1f} to {last[way]:.1f} MiB ({way})" for way in WAYS)
-        see = f"From {LENGTHS[-2]} to {LENGTHS[-1]} tokens: {grown}. Counted: two n x n tensors; five tiles."
+        counted = "Counted: two n x n tensors (eager), five tiles (blocked)."
+        see = f"From {LENGTHS[-2]} to {LENGTHS[-1]} tokens: {grown}. {counted}"
     return Table(
         title=f"peak memory beyond inputs and output, {HEADS} heads, d = {SIZE}, float32, one thread",
         see=see,

@@ -115,9 +115,8 @@ def _bounds(drawn: dict[int, Tensor]) -> Table:
     return Table(
         title="bounds of the entropy of n weights",
         see=(
-            "From 0 for one key to log n for all alike; bits are nats / log 2. In long rows random scores of "
-            "variance 1 stay half a nat below log n, so their share of it rises with n: compare rows of very "
-            "different length with care."
+            "From 0 for one key to log n for equal weights; bits are nats / log 2. Random scores of variance 1 stay "
+            "half a nat below log n in long rows, so their share of it rises with n."
         ),
         columns=headings(
             "n [keys]",
@@ -259,11 +258,11 @@ def _gradients() -> Table:
     return Table(
         title="value and gradient of the usual forms",
         see=(
-            "A hidden key, or a weight that underflows, makes every gradient of p log p, xlogy and entr NaN; an eps "
-            f"keeps them finite. That they are off by more than {WRONG:.0%} in a nearly one-hot row is not its doing: "
-            "the backward pass of torch.softmax rounds, whatever the form, with and without eps, in float32 at "
-            f"[20, 0, 0] and in float64 at [100, 0, -200]. What eps itself does shows in float64: at "
-            f"[20, 0, 0] 1e-7 costs {large:.0%}, 1e-10 {small:.4%}."
+            "A hidden key, or a weight that underflows, makes every gradient of p log p, xlogy and entr NaN. An eps "
+            f"keeps them finite. In a nearly one-hot row all forms but ours are wrong (off by more than {WRONG:.0%}), "
+            "because the backward pass of torch.softmax rounds: in float32 at [20, 0, 0], in float64 at "
+            "[100, 0, -200]. The eps adds an error, seen in float64 at [20, 0, 0]: 1e-7 costs "
+            f"{large:.0%}, 1e-10 {small:.4%}."
         ),
         columns=headings("scores", "form", "float32 value [nats]", "float32 gradient", "float64 gradient off by [%]"),
         rows=tuple(rows),

@@ -190,8 +190,8 @@ def _rates(curves: dict[str, RateDistortion]) -> Table:
     return Table(
         title="mutual information of query and key",
         see=(
-            f"With temperature: {'; '.join(ways)}. A low temperature is not a low rate, but where all rows pick the "
-            "same key: then there is nothing to tell."
+            f"With temperature: {'; '.join(ways)}. A low temperature gives little information only where all rows pick "
+            "the same key."
         ),
         columns=headings("T", *(f"{name} [nats]" for name in curves)),
         rows=tuple(
@@ -265,8 +265,7 @@ def _optimum(at: dict[float, AtTemperature], keys: int) -> Table:
         see=(
             f"Of those tried, information is largest at T = {most:g}{edge}, and the loss on the first {WINDOWS} "
             f"windows of the text lowest at T = {best:g}{against}. At T = {most:g} the loss is "
-            f"{less(at[most].losses, at[best].losses)} than there: maximising what attention tells is not minimising "
-            "the loss."
+            f"{less(at[most].losses, at[best].losses)} than there: most information is not least loss."
         ),
         columns=headings(
             "T",
@@ -287,8 +286,8 @@ def _bounds(found: list[tuple[float, ...]]) -> Table:
         title=f"PAC-Bayes: {HYPOTHESES} keys that know nothing, {EXAMPLES} examples, expected loss 0.5",
         see=(
             f"The bound with KL = log n - H holds at {held} of {len(found)} temperatures; a low entropy costs more. "
-            f"With H in the place of KL, as if a high entropy cost more, the number is below 0.5 at {len(broken)} of "
-            "them: no bound of anything, for weights that were fitted to chance."
+            f"With H in place of KL, as if a high entropy cost more, the number is below 0.5 at {len(broken)} of them: "
+            "it is not a bound."
         ),
         columns=headings(
             "T [errors]",

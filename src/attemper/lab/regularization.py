@@ -150,9 +150,8 @@ def _ends(runs: dict[str, Run]) -> Table:
     return Table(
         title=f"after {STEPS:,} steps, {DRAWS} draws of each",
         see=(
-            "Every target is reached in the mean; how close single rows come is the optimizer's doing. Early gradients "
-            "are steep, and with its beta2 = 0.999 Adam remembers them to the end, so that later steps stay small. The "
-            "other has beta2 = 0.99 and a rate that falls from 0.01 to 0. The loss is the classifier's."
+            "The mean reaches every target; how close single rows come depends on the optimizer. The falling rate goes "
+            "from 0.01 to 0, with beta2 = 0.99. The loss is the classifier's."
         ),
         columns=headings(
             "alpha [nats]",

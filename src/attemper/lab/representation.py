@@ -224,8 +224,7 @@ def _outputs(found: list[Behaviour]) -> Table:
         see=(
             f"With temperature, entropy {direction(entropies)}, effective rank {rank} "
             f"({ranks[0][0]:.1f} to {ranks[-1][0]:.1f}), mean cosine {cosine} "
-            f"({cosines[0][0]:.2f} to {cosines[-1][0]:.2f}). Weights that spread over all keys give every query "
-            "nearly the same mean of the values. Errors are standard errors over windows."
+            f"({cosines[0][0]:.2f} to {cosines[-1][0]:.2f}). Errors are standard errors over windows."
         ),
         columns=headings(
             "T",
@@ -349,8 +348,7 @@ def _claims(found: list[Behaviour]) -> Table:
         title="what is said of temperature, and this model",
         see=(
             f"{count} of {len(rows)} hold here throughout, {parts} in part, for a model trained at T = 1 whose "
-            "temperature is changed afterwards. What is said of a high temperature is judged at both high ones. "
-            "Measured by mean cosine, effective rank, accuracy and over-confidence, as above."
+            "temperature is changed afterwards. Sayings about a high temperature are judged at both high ones."
         ),
         columns=headings("said", *(f"T = {one.temperature:g}" for one in four), "holds"),
         rows=rows,

@@ -122,9 +122,8 @@ def _gaps() -> Table:
     return Table(
         title="two keys, a gap apart",
         see=(
-            "The spectral norm is 2 p (1 - p), about 2 e^-gap: twice the gradient. In float32 torch.softmax gives "
-            "the larger weight no gradient at all once it rounds to 1, near a gap of 17; ours keeps it until it "
-            "underflows, beyond 100."
+            "In float32 torch.softmax gives the larger weight no gradient once it rounds to 1, near a gap of 17. Ours "
+            "keeps the gradient until it underflows, beyond 100."
         ),
         columns=headings(
             "gap [logit]",
@@ -151,8 +150,8 @@ def _spreads(norms: dict[float, tuple[Tensor, Tensor]]) -> Table:
     return Table(
         title=f"norm of the Jacobian against the spread of the scores, {KEYS} keys, {ROWS} rows",
         see=(
-            "It is largest at a spread of 3 to 4 and small on both sides: equal weights pass 1/n of a gradient, "
-            f"saturated ones nothing. {_mean_remark(norms)}"
+            "It is largest at a spread of 3 to 4: equal weights pass 1/n of a gradient, saturated ones nothing. "
+            f"{_mean_remark(norms)}"
         ),
         columns=headings(
             "standard deviation [logit]",

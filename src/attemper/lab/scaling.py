@@ -68,8 +68,8 @@ def _variances(drawn: dict[int, tuple[float, float]]) -> Table:
     return Table(
         title="variance of a score",
         see=(
-            "Only sqrt(d) leaves the same variance, 1, at every head size: it grows as d without it, and with a larger "
-            "divisor it falls, the faster the larger the divisor."
+            "Only sqrt(d) leaves the same variance, 1, at every head size. It grows as d without a divisor, and falls "
+            "with a larger one."
         ),
         columns=headings("d", "divided by", "exact [logit^2]", "drawn [logit^2]", "standard error [logit^2]"),
         rows=tuple(rows),
@@ -96,7 +96,7 @@ def _three_sigma() -> Table:
         see=(
             "Two keys at opposite ends of the range differ in weight by a factor of "
             f"{factors['sqrt(d)']:.0f} if scores are divided by sqrt(d), of {factors['d']:.1f} by d and of "
-            f"{factors['d^2']:.2f} by d^2: little is left of the differences, then nothing."
+            f"{factors['d^2']:.2f} by d^2."
         ),
         columns=headings("divided by", "variance [logit^2]", "three sigma, +- [logit]"),
         rows=tuple(rows),

@@ -121,8 +121,8 @@ def _limits() -> Table:
     return Table(
         title=f"limits, scores {list(map(int, PLAIN))} and {tie}",
         see=(
-            f"T to 0: one-hot, entropy 0; with two equal maxima it ends at log 2 = {math.log(2):.5g}. T to infinity: "
-            f"uniform, log 3 = {math.log(3):.5g}."
+            f"As T goes to 0, entropy goes to 0, or to log 2 = {math.log(2):.5g} with two equal maxima; as T goes to "
+            f"infinity, to log 3 = {math.log(3):.5g}."
         ),
         columns=headings("T", *(f"weight {key}" for key in (1, 2, 3)), "entropy [nats]", f"entropy of {tie} [nats]"),
         rows=rows,
@@ -184,10 +184,7 @@ def _slopes(scores: Tensor) -> Table:
         rows.append((T, float(H), float(slope.mean()), float(difference), float(slope.min())))
     return Table(
         title=f"entropy and its slope, {KEYS} keys, scores of variance 1",
-        see=(
-            "The closed form Var_p(y)/T^3 is what differences of the entropy give, and no row's slope is negative: "
-            "hotter is more even."
-        ),
+        see=("The closed form Var_p(y)/T^3 agrees with differences of the entropy. No row's slope is negative."),
         columns=headings(
             "T", "entropy, mean [nats]", "slope, mean [nats]", "by differences [nats]", "smallest slope [nats]"
         ),
@@ -230,7 +227,7 @@ def _advice(scores: Tensor) -> Table:
         see=(
             f"Random rows of {KEYS} keys and variance 1, and the byte-level model that ships, each layer at T on what "
             "it is given at T = 1. Trained heads are sharper at T = 1 than random rows, so the same T means something "
-            "else in each: steer by entropy, not by temperature."
+            "else in each."
         ),
         columns=headings(
             "where", "T", "random rows [% of log n]", "effective tokens [keys]", "shipped model [% of log n]"
