@@ -394,6 +394,10 @@ def test_trainer_takes_it_as_its_loss(accumulation: int, tmp_path: Any):
     trainer.train()
     moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
     assert error(moved, {name: grad.double() for name, grad in wanted.items()}) < 2e-3
+    said = trainer.evaluate(rows)["eval_loss"]
+    penalty.remove()
+    with torch.no_grad():
+        assert said == pytest.approx(float(model(**whole).loss), rel=1e-5), "an evaluation has no penalty"
 
 
 def test_without_a_loss_to_be_had_it_says_so():

@@ -54,8 +54,9 @@ def test_my_loss_spikes(run: Any) -> None:
     assert not any("parametrizations" in name for name, _ in names["model"].named_parameters())
     assert set(names["readings"]) == {"blocks.0.attention", "blocks.1.attention"}
     assert set(names["saved"]) == {"steps", "log_temperatures"}
-    assert "normalise" in names["refused"]
-    assert {group["lr"] for group in names["optimizer"].param_groups} == {1e-3 / 3}
+    normed = names["ByteModel"](names["ByteConfig"](layers=2, width=64, context=32, qk_norm=True))
+    with pytest.raises(attemper.InputError, match="normalise"):
+        attemper.QKClip(normed)
 
 
 def test_past_one_machine(run: Any) -> None:

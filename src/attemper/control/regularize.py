@@ -152,7 +152,8 @@ class Regularizer(Handle):
         """``Trainer``'s ``compute_loss_func``: the model's own loss, attached.
 
         ``Trainer`` keeps the labels from the model and divides by the tokens of a whole optimizer step: the loss is
-        then the model's ``loss_function``, and the penalty counts by this batch's share of those tokens.
+        then the model's ``loss_function``, and the penalty counts by this batch's share of those tokens. An evaluation,
+        without gradients, has no penalty.
 
         Raises:
             InputError: the outputs hold no loss, and the model has no ``loss_function`` of transformers to make one.
@@ -160,6 +161,8 @@ class Regularizer(Handle):
         loss = outputs.get("loss") if isinstance(outputs, dict) else None
         if loss is None:
             loss = _own_loss(unwrap(self.model), outputs, labels, num_items_in_batch)
+        if not torch.is_grad_enabled():
+            return loss
         share: Any = 1.0
         if num_items_in_batch is not None and isinstance(labels, Tensor):
             share = _targets(unwrap(self.model), labels) / num_items_in_batch
