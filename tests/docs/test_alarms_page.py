@@ -51,9 +51,16 @@ def test_the_chinese_table_has_the_same_limits():
 def test_the_counts_are_those_of_the_benchmark(page: str):
     content = json.loads((RESULTS / "early-warning.json").read_text("utf-8"))
     rows = experiment(content).table("the alarms that ship, by their defaults").rows
-    told = [f"| {name} | {' | '.join(map(str, counts))} | {lead:g} |" for name, _, *counts, lead, _ in rows]
+    found = [[str(count).split(" of ") for count in counts] for _, _, *counts, _, _ in rows]
+    told = [
+        f"| {name} | {' | '.join(count for count, _ in counts)} | {lead:g} |"
+        for (name, *_, lead, _), counts in zip(rows, found, strict=True)
+    ]
     text = (DOCS / page).read_text("utf-8")
     assert "\n".join(told) in text, "\n".join(told)
+    (wholes,) = {tuple(whole for _, whole in counts) for counts in found}
+    head = text.split("\n".join(told))[0].splitlines()[-2]
+    assert re.findall(r"\d+", head) == list(wholes)
 
 
 def test_every_advice_stands_under_its_title():
