@@ -86,7 +86,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.quick("blocked-bias", "native-varlen")
+@pytest.mark.quick("blocked-bias")
 def test_a_compiled_call_is_one_graph_with_the_results_and_gradients_of_eager(name: str, backend: str):
     if "gini" in name:
         skip_without(backend, "second_pass")

@@ -86,8 +86,8 @@ def test_the_measurement_sees_the_weights_that_the_reference_holds():
     assert backward > square
 
 
-def test_4096_tokens_need_less_than_40_mib_beyond_results_and_gradients():
-    assert_below(40, 2, 4096, "causal")
+def test_4096_tokens_need_less_than_20_mib_beyond_results_and_gradients():
+    assert_below(20, 1, 4096, "causal")
 
 
 @LARGER

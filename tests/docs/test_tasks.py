@@ -139,6 +139,7 @@ def test_sharpen_a_retrieval_head(run: Any) -> None:
     assert not any("attemper" in name for name in names["model"].state_dict())
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:.gradient_checkpointing_enable.:FutureWarning", "ignore:'pin_memory' argument"
 )

@@ -33,6 +33,7 @@ def _fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("normalizer", GIVEN)
 @pytest.mark.quick("sparsemax-torch.float64")

@@ -36,6 +36,7 @@ ROWS = {
 BEYOND = ("[65504, -65504] in float16", "[1e38, -1e38]")
 
 
+@pytest.mark.quick("reference", "blocked", "native")
 @pytest.mark.parametrize("through", ["bias", "products"])
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.turns(2)

@@ -72,6 +72,7 @@ def test_a_row_of_minus_infinity_touches_no_other(normalizer: str, keys: int, ba
     assert bias.grad[:, :, 1:].isfinite().all()
 
 
+@pytest.mark.quick("reference", "blocked", "native")
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.turns(2)

@@ -35,6 +35,7 @@ def scanned(task: ShardTask, order: list[int] | None = None) -> Part:
     return merged(task)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_shards_in_any_order_have_the_same_bits_and_are_the_whole(tmp_path: Path):
     texts = text_file(tmp_path / "texts.txt", 140)
     one = scanned(task(texts, tmp_path / "one", 3))

@@ -352,6 +352,7 @@ class Told:
         self.alarms = attemper.open(folder / "attemper").alarms()
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_new_user_is_told_of_a_collapse_with_step_and_speed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     told = Told(tmp_path, caplog, rate=0.3)
     fallen = [alarm for alarm in told.alarms if alarm.kind == "layer_fallen"]

@@ -354,6 +354,7 @@ def test_a_checkpoint_of_another_run_is_refused(script, tmp_path):
         script.train(SMALL, text_ids()[1:], recipe, checkpoint=path, resume=True)
 
 
+@pytest.mark.quick("qk-norm")
 @pytest.mark.parametrize("name", ["no positions", "qk-norm"])
 def test_every_kind_of_model_learns(script, name):
     recipe = script.Recipe(steps=40, batch=8, warmup=5, rate=1e-2)

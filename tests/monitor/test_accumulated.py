@@ -274,6 +274,7 @@ def test_packed_documents_are_summed(rows: int | None) -> None:
     assert got.statistics().standard_error().keys() == stats.standard_error().keys()
 
 
+@pytest.mark.quick("gini", "mean_distance")
 @pytest.mark.parametrize("stats", ["mean_distance", "gini", "support_size", "entropy_with_sink"])
 def test_what_the_sums_lack_goes_the_ordinary_way(stats: str, counted: Counting) -> None:
     model, batch = Own(), {"x": torch.randn(2, 20, 32)}

@@ -100,6 +100,7 @@ def test_the_induction_score_of_a_repeated_sequence_is_the_mean_of_its_stripe(mo
             assert scores(scan, layer, head)["induction"] == pytest.approx(float(stripe.mean()), abs=1e-5)
 
 
+@pytest.mark.quick("left")
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 def test_every_score_follows_from_the_pattern_of_its_head(padding: str | None) -> None:
     """Of weights that attemper.pattern gives, by loops over rows."""

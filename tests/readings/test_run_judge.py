@@ -111,7 +111,7 @@ def test_so_has_a_run_whose_sites_come_later_and_have_other_heads_and_calls() ->
 
 
 def test_a_judge_of_runs_goes_on_sample_by_sample_and_with_more_of_them() -> None:
-    taken = list(with_gaps(restless(220, 2), 2))
+    taken = list(with_gaps(restless(170, 2), 2))
     one, all_ = Judge(), RunJudge()
     at = 0
     for many in (1, 2, 40, 3, 90, 17):

@@ -287,6 +287,7 @@ MARKS = """
 """
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize(("theme", "value"), [("dark", 0.02), ("light", 0.98)])
 @pytest.mark.quick("dark")
 def test_every_mark_and_the_bars_of_sharp_and_of_diffuse_rows_stand_out_from_their_ground(

@@ -32,14 +32,20 @@ def run(folder: Path, taken: Iterable[Sample], **options: Any) -> Run:
     return open_run(folder)
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> list[Run]:
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """A run whose second layer collapses, one that does not, and one that is shorter."""
+    folder = tmp_path_factory.mktemp("three")
     return [
-        run(tmp_path / "a", collapsing(300)),
-        run(tmp_path / "b", collapsing(300, falls=1000)),
-        run(tmp_path / "c <b>", collapsing(120)),
+        run(folder / "a", collapsing(300)),
+        run(folder / "b", collapsing(300, falls=1000)),
+        run(folder / "c <b>", collapsing(120)),
     ]
+
+
+@pytest.fixture(scope="module")
+def page_of_three(three: list[Run]) -> str:
+    return runs_page(three)
 
 
 def data_of(html: str) -> tuple[dict[str, Any], list[Any]]:
@@ -50,8 +56,8 @@ def data_of(html: str) -> tuple[dict[str, Any], list[Any]]:
     return data, json.loads(zlib.decompress(base64.b64decode(data["packed"])))
 
 
-def test_each_run_has_its_courses_and_its_warnings(three: list[Run]):
-    data, courses = data_of(runs_page(three))
+def test_each_run_has_its_courses_and_its_warnings(three: list[Run], page_of_three: str):
+    data, courses = data_of(page_of_three)
     assert [one["letter"] for one in data["runs"]] == ["A", "B", "C"]
     assert [one["name"] for one in data["runs"]] == ["a", "b", "c <b>"]
     assert [bool(one["warnings"]) for one in data["runs"]] == [True, True, True]
@@ -73,8 +79,8 @@ def test_each_run_has_its_courses_and_its_warnings(three: list[Run]):
     assert "layers.1.attn" in began
 
 
-def test_the_table_is_there_without_scripts_and_names_are_escaped(three: list[Run]):
-    html = runs_page(three)
+def test_the_table_is_there_without_scripts_and_names_are_escaped(three: list[Run], page_of_three: str):
+    html = page_of_three
     told = shown_text(html)
     assert "3 runs in one picture" in told
     assert "c <b>" in told
@@ -85,8 +91,8 @@ def test_the_table_is_there_without_scripts_and_names_are_escaped(three: list[Ru
     assert html == runs_page(three)
 
 
-def test_the_sentence_says_which_runs_are_ill_and_the_table_what_its_numbers_are(three: list[Run]):
-    told = shown_text(runs_page(three))
+def test_the_sentence_says_which_runs_are_ill_and_the_table_what_its_numbers_are(three: list[Run], page_of_three: str):
+    told = shown_text(page_of_three)
     said, _, table = told.partition("attemper report RUN writes the page of one run, which says what to do.")
     assert "Look at this A (a) and C (c <b>) have warnings and B (b) has no warning now." in said
     assert "A: 1 layer has collapsed (since step" in said
@@ -191,8 +197,8 @@ def test_eight_runs_of_many_heads_stay_in_bounds(tmp_path: Path):
 
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.quick("390")
-def test_runs_are_hidden_by_a_key_and_charts_follow_what_is_chosen(open_page: Open, three: list[Run], width: int):
-    page = open_page(runs_page(three), width=width)
+def test_runs_are_hidden_by_a_key_and_charts_follow_what_is_chosen(open_page: Open, page_of_three: str, width: int):
+    page = open_page(page_of_three, width=width)
     page.wait_for_selector("html[data-ready]")
     label = "() => document.getElementById('course').getAttribute('aria-label')"
     assert "Normalised entropy, of log n: all sites, mean over heads. Run A: " in page.evaluate(label)
@@ -215,8 +221,8 @@ def test_runs_are_hidden_by_a_key_and_charts_follow_what_is_chosen(open_page: Op
     assert "训练记录" in page.locator("#runs-title").inner_text()
 
 
-def test_on_a_phone_a_run_is_a_card_and_nothing_is_cut(open_page: Open, three: list[Run]):
-    shown = open_page(runs_page(three), width=390)
+def test_on_a_phone_a_run_is_a_card_and_nothing_is_cut(open_page: Open, page_of_three: str):
+    shown = open_page(page_of_three, width=390)
     for box in ("document.documentElement", "document.querySelector('.wide')"):
         assert shown.evaluate(f"{box}.scrollWidth <= {box}.clientWidth")
     told = " ".join(shown.inner_text("#runs tbody tr:first-child").split())

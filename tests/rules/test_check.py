@@ -105,6 +105,7 @@ def test_a_bool_mask_that_eager_attention_adds_to_its_scores_hides_nothing():
     assert "transformers' eager attention adds as 0 and 1, so that it hides nothing" in found.message
 
 
+@pytest.mark.slow("takes many seconds")
 def test_positions_that_begin_in_the_padding_move_a_model_with_learned_positions():
     sizes = {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
     special = {"bos_token_id": 0, "eos_token_id": 0}

@@ -9,7 +9,7 @@ from tests.rules.public_faults import BEGIN, END, FAULTS, PAGE, Fault, check, li
 pytest.importorskip("transformers")
 
 
-@pytest.mark.quick("mask of ones", "one key more")
+@pytest.mark.quick("one key more")
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
 def test_a_fault_is_named_and_its_mended_version_is_not_blamed(fault: Fault):
     wrong, right = check(fault.wrong), check(fault.right)

@@ -137,6 +137,7 @@ LENGTHS = {
 MORE = pytest.mark.long("more cases in Triton's interpreter")
 
 
+@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize(
     "options", [{"is_causal": True, **BOTTOM_RIGHT}, pytest.param({"window_size": (2, 1)}, marks=MORE)], ids=str
 )

@@ -45,6 +45,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, tiled: Any) -> Any:
     return into
 
 
+@pytest.mark.quick("40")
 @pytest.mark.parametrize("parts", CUTS)
 def test_a_nearly_one_hot_row_keeps_its_digits_however_it_is_cut(parts: int, cut: Any):
     """Blocks that plain float32 loses one by one, and that matter together. (Inside a block sums are plain.)"""
