@@ -36,8 +36,9 @@ def _checks_are_said_in_chinese(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setattr("attemper.rules.check.Check", keep)
     yield
     for rule in (rule for check in made for rule in check.to_dict()["rules"]):
-        for part, said in words(rule).items():
+        found = words(rule)
+        for part, said in found.items():
             assert list(left_in_english(said)) == [], f"{rule['name']}, {part}"
-        finding, advice = (say(words(rule)[part]) for part in ("finding", "advice"))
+        finding, advice = say(found["finding"]), say(found["advice"])
         assert rule["message"] == (f"{finding}. {advice}" if advice else finding)
-        assert say(words(rule)["observed"]) in (rule["observed"], rule["message"])
+        assert say(found["observed"]) in (rule["observed"], rule["message"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from markupsafe import Markup
@@ -59,7 +60,7 @@ def _cells(rule: Mapping[str, Any]) -> dict[str, Any]:
 def words(rule: Mapping[str, Any]) -> dict[str, Message | str]:
     """What a rule of a check declares and observed, what was found, and what to do about it."""
     text = clean(rule["message"] or "–")
-    advice = next((key for key, one in texts("en").items() if _is_advice(key) and text.endswith(f". {one}")), None)
+    advice = next((key for key in _family("advice") if text.endswith(f". {texts('en')[key]}")), None)
     finding = _as_message(text if advice is None else text.removesuffix(f". {texts('en')[advice]}"), "said")
     is_open = rule["verdict"] in ("cannot tell", "not declared")
     return {
@@ -70,8 +71,10 @@ def words(rule: Mapping[str, Any]) -> dict[str, Message | str]:
     }
 
 
-def _is_advice(key: str) -> bool:
-    return key.startswith("checked.advice.")
+@cache
+def _family(name: str) -> tuple[str, ...]:
+    """Keys of the messages of a family. Reading a check asks for them thousands of times."""
+    return tuple(key for key in texts("en") if key.startswith(f"checked.{name}."))
 
 
 def _as_message(text: str, family: str) -> Message | str:
@@ -82,8 +85,8 @@ def _as_message(text: str, family: str) -> Message | str:
 
 def _messages(text: str, family: str) -> Iterator[Message]:
     """The messages of a family that say this, all that is put into them among those of its own."""
-    for key in texts("en"):
-        found = recognise(text, [key]) if key.startswith(f"checked.{family}.") else None
+    for key in _family(family):
+        found = recognise(text, [key])
         if found is None:
             continue
         values = {name: _filling(name, value) for name, value in found.values.items()}
@@ -94,6 +97,6 @@ def _messages(text: str, family: str) -> Iterator[Message]:
 def _filling(name: str, value: Any) -> Any:
     """What is put into a place; None where it must be one of ours and is not."""
     family = _FAMILIES.get(name, name)
-    if isinstance(value, int) or not any(key.startswith(f"checked.{family}.") for key in texts("en")):
+    if isinstance(value, int) or not _family(family):
         return value
     return _as_message(value, family) if name in _OPEN else next(_messages(value, family), None)
