@@ -28,9 +28,8 @@ INTRO = (
         "[The tests](../../tests/articles) check all that a verdict says. `python scripts/article_pages.py` writes "
         "this page from the runs. To follow along:",
         "这个库的背后是五篇讲注意力、温度和熵的中文文章。下面逐段给出结论（点开看验证），以及 attemper 里做同一件事的"
-        "那一行。结论里的每一点都由[测试](../../tests/articles)核对。本页由 `python scripts/article_pages.py` "
-        "运行全部代码后写成。"
-        "想跟着运行，先执行：",
+        "那一行。结论里的每一点都由[测试](../../tests/articles)核对。"
+        "本页由 `python scripts/article_pages.py` 运行全部代码后写成。想跟着运行，先执行：",
     ),
 )
 PREAMBLE = "import math\nimport numpy as np\nimport torch\nimport attemper\nfrom attemper import functional"

@@ -15,5 +15,7 @@ def test_a_fault_is_named_and_its_mended_version_is_not_blamed(fault: Fault):
     wrong, right = check(fault.wrong), check(fault.right)
     assert fault.rule in {rule.name for rule in wrong.broken}
     assert not right.broken
+    one_document = fault.name == "state of a delta rule"  # mended by a batch that packs none
+    assert right[fault.rule].verdict == ("cannot tell" if one_document else "kept")
     said = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
-    assert line(fault, wrong, right) in said, "python -m tests.rules.public_faults writes the page"
+    assert line(fault, wrong) in said, "python -m tests.rules.public_faults writes the page"
