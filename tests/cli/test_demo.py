@@ -51,6 +51,7 @@ def test_without_a_terminal_it_prints_plain_lines_and_leaves_a_page(trained: Run
     assert "loss: no alarm that is a warning or worse" in out
 
 
+@pytest.mark.slow("trains")
 def test_json_is_one_document_on_stdout(trained: Run, tmp_path: Path):
     code, out, _ = trained("--steps", 40, "--json", "--store", "mine", "--html", "here.html", "--seed", 3)
     document = json.loads(out)

@@ -237,6 +237,7 @@ def test_the_slurm_script_submits_an_array_and_its_merge(texts: Path, tmp_path: 
     assert attemper.open(tmp_path / "job" / "whole.safetensors").shards == ("0/3", "1/3", "2/3")
 
 
+@pytest.mark.slow("takes a second")
 def test_compare_takes_merged_readings(run: Run, texts: Path, tmp_path: Path):
     run("scan", "--texts", texts, "--shards", 2, "--out", tmp_path, *SMALL)
     one, whole = tmp_path / "part-00000-of-00002.safetensors", tmp_path / "whole.safetensors"

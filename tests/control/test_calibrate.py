@@ -79,6 +79,7 @@ def squared(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 # --- the least loss ---
 
 
+@pytest.mark.quick("grid")
 @pytest.mark.parametrize("method", ["gradient", "grid"])
 def test_the_temperature_that_made_the_data_is_found(method: str):
     found = calibrate(One(), teacher_batches(torch.tensor([1.6])), squared, method=method)

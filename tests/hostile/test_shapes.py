@@ -74,7 +74,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.quick("reference", "blocked", "native", "triton-expanded", "triton-size 1")
+@pytest.mark.quick("reference", "blocked", "native", "triton-expanded")
 @pytest.mark.turns(2)
 def test_a_memory_layout_changes_neither_results_nor_gradients(layout: str, backend: str, tiled):
     tiled(2, 4, 40)

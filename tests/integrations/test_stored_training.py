@@ -281,6 +281,7 @@ def test_training_from_the_beginning_in_the_same_folder_replaces_the_history(tmp
     assert len(run.segments) == 2
 
 
+@pytest.mark.slow("takes a second")
 @pytest.mark.quick("trainer")
 @pytest.mark.parametrize("framework", ["trainer", "lightning"])
 def test_evaluation_is_stored_on_request_and_changes_nothing_of_training(tmp_path: Path, framework: str):

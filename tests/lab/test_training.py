@@ -44,6 +44,7 @@ def test_a_step_at_the_peak_takes_the_same_share_off_a_matrix_whatever_the_rate(
     assert torch.equal(model.norm.weight, gain)
 
 
+@pytest.mark.slow("takes many seconds")
 def test_a_run_learns_and_gives_the_same_bits_again():
     record = trained(small(steps=60, rate=1e-2), corpus())
     assert record["held_out"] < 0.9 * record["held_out_at_start"]

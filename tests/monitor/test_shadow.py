@@ -75,6 +75,7 @@ def test_a_hundred_steps_of_every_kind_of_training_are_the_same_with_all(name: s
     assert row["right"], row
 
 
+@pytest.mark.slow("compiles for seconds")
 @torch_warns
 def test_a_row_says_what_dynamo_compiles_more_where_the_watch_comes_before_compile_in_place() -> None:
     row = compared(ITEMS["the same, watched before: model.compile()"], "eager", 4)
@@ -210,6 +211,7 @@ def nano(compiling: bool, *, watched: bool) -> tuple[list[float], Any]:
     return losses, watch
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_the_order_of_nanogpts_train_script_sees_all_heads_and_trains_the_same() -> None:
     alone, _ = nano(True, watched=False)
     beside, watch = nano(True, watched=True)

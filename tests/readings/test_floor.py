@@ -70,6 +70,7 @@ def test_backends_of_one_precision_do_not_differ(backend: str):
     assert max(head.floors["normalized_entropy"] or 0 for head in found.heads) < 1e-4
 
 
+@pytest.mark.slow("takes many seconds")
 def test_another_text_of_one_kind_does_not_differ_and_a_changed_head_does():
     model = tiny("bert").model
     one, other = scan(model, batches(0, 24)), scan(model, batches(1, 24))

@@ -217,6 +217,7 @@ def test_ctrl_c_stops_it_and_nothing_opens(folder: Path) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_the_page_tells_of_new_samples_and_of_a_run_that_is_gone(
     server: LiveServer, folder: Path, browser: Browser
 ) -> None:

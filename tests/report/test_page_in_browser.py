@@ -348,6 +348,7 @@ def with_roles() -> Reading:
     return readings.reading(*sites)
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_heads_are_found_by_their_role_in_map_panel_and_table(open_page: Open) -> None:
     page = open_page(with_roles())
     assert page.locator("#role option").all_text_contents() == [
@@ -372,6 +373,7 @@ def test_heads_are_found_by_their_role_in_map_panel_and_table(open_page: Open) -
     assert page.locator("#role option").nth(1).text_content() == "前一个 token（2）"
 
 
+@pytest.mark.slow("a browser for a second")
 def test_a_page_of_a_reading_without_roles_has_no_choice_of_them(open_page: Open) -> None:
     page = open_page(readings.minilm())
     assert page.locator("#role, #scores, #panel-role").count() == 0

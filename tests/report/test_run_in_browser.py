@@ -104,6 +104,7 @@ def test_the_keyboard_alone_suffices_and_every_stop_is_seen_and_named(open_page:
     assert page.text_content("#step") == "step 0"
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_a_click_and_the_keyboard_open_the_history_of_a_head_and_the_pointer_tells_a_value(
     open_page: Open, run: Run
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_stored_run_has_the_alarms_of_its_watch_in_every_field_and_of_every_ki
     assert all(np.shares_memory(one.values, two.values) for one, two in zip(live, taken, strict=True)) == (bits is None)
 
 
+@pytest.mark.slow("takes a second")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.quick("0")
 def test_a_run_with_gaps_that_was_resumed_and_went_back_has_the_alarms_of_its_samples_one_by_one(

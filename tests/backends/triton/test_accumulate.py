@@ -134,6 +134,7 @@ def test_chosen_rows_are_measured_at_their_own_places():
     torch.testing.assert_close(sums, expected(stats.where(chosen)), rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.slow("takes seconds in Triton's interpreter")
 def test_rows_that_are_not_tokens_are_left_out():
     problem, stats = call()
     tokens = torch.rand(2, 70) < 0.5

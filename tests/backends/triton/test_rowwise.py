@@ -189,6 +189,7 @@ def test_sampled_rows_agree(gradients: bool, chosen: str, tiled):
     assert_agrees(call, chosen, NAMES, attemper.attention_statistics, gradients)
 
 
+@pytest.mark.slow("takes seconds in Triton's interpreter")
 @pytest.mark.parametrize("chosen", ["entmax15", "threshold", "sigmoid"])
 @pytest.mark.quick("entmax15")
 def test_packed_documents_agree(chosen: str, tiled):
