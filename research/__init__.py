@@ -15,7 +15,7 @@ EXPERIMENTS: dict[str, str] = {
     "lr-sensitivity": "how much the loss depends on the learning rate, under each way to temper attention",
     "length": "a model read at eight times its length: temperatures by length, and calibrated ones",
     "early-warning": "which alarm to believe: detectors on runs with known faults, and on their healthy twins",
-    "shipped-alarms": "what the alarms that ship find by their defaults, and how often they ring for nothing",
+    "shipped-alarms": "what the alarms that ship find by their defaults, and how often they warn falsely",
 }
 """Name -> what it shows."""
 
