@@ -23,7 +23,7 @@ __all__ = ["checkpoint", "saved"]
 def words(tmp_path: Path) -> Path:
     """A text with something to attend to."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(5, (700,), generator=generator).tolist()
+    drawn = torch.randint(5, (500,), generator=generator).tolist()
     path = tmp_path / "words.txt"
     path.write_text(" ".join(("heads", "attend", "to", "a", "key")[number] for number in drawn), encoding="utf-8")
     return path

@@ -30,6 +30,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
+@pytest.mark.quick("gemma2", "gpt-oss", "t5")
 @pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
 def test_types_of_transformers(name: str, expected: dict[str, int]) -> None:
     one = TINY[name]

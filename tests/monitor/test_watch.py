@@ -53,6 +53,7 @@ def test_models_of_ones_own_are_seen(name: str, seen: Callable[..., None]) -> No
     seen(LIBRARY, *ROWS[name], error_nats=worst)
 
 
+@pytest.mark.quick("sdpa", "encoder-decoder")
 @pytest.mark.parametrize("name", ["sdpa", "softmax", "folded", "encoder", "encoder-decoder"])
 def test_training_with_dropout_is_bit_identical(name: str, steps: int, seen: Callable[..., None]) -> None:
 
