@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from attemper.control.temper import temper
     from attemper.control.thermostat import Thermostat
     from attemper.errors import BackendError, InputError, MissingExtraError
-    from attemper.fingerprints.explain import explain
-    from attemper.fingerprints.explanation import Explanation as Explanation
     from attemper.fingerprints.record import Fingerprint as Fingerprint
     from attemper.fingerprints.record import load_fingerprint as load_fingerprint
     from attemper.fingerprints.taking.fingerprint import fingerprint
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from attemper.monitor.watch import watch
     from attemper.readings.limits import AlarmLimits
     from attemper.results.comparison import Comparison as Comparison
+    from attemper.results.explanation import Explanation as Explanation
+    from attemper.results.explanation import explain
     from attemper.results.open import open
     from attemper.results.pattern import Pattern as Pattern
     from attemper.results.run import open_run as open_run
@@ -66,7 +66,7 @@ _HOMES = {
     "calibrate": "attemper.control.calibrate",
     "check": "attemper.rules.check",
     "compare": "attemper.monitor.compare",
-    "explain": "attemper.fingerprints.explain",
+    "explain": "attemper.results.explanation",
     "fingerprint": "attemper.fingerprints.taking.fingerprint",
     "functional": "attemper.functional",
     "load": "attemper.integrations.folder",
@@ -89,7 +89,7 @@ _FORMER = {
     "AttentionStats": ("attemper.call.result", "attemper.types.AttentionStats"),
     "Calibration": ("attemper.control.calibration", "attemper.types.Calibration"),
     "Comparison": ("attemper.results.comparison", "attemper.types.Comparison"),
-    "Explanation": ("attemper.fingerprints.explanation", "attemper.types.Explanation"),
+    "Explanation": ("attemper.results.explanation", "attemper.types.Explanation"),
     "Fingerprint": ("attemper.fingerprints.record", "attemper.types.Fingerprint"),
     "Pattern": ("attemper.results.pattern", "attemper.types.Pattern"),
     "Regularizer": ("attemper.control.regularize", "attemper.types.Regularizer"),

@@ -5,11 +5,11 @@ from attemper.control.calibration import Calibration
 from attemper.control.regularize import Regularizer
 from attemper.control.sigma_reparam import SigmaReparam
 from attemper.control.temper import Tempered
-from attemper.fingerprints.explanation import Explanation
 from attemper.fingerprints.record import Fingerprint
 from attemper.monitor.watch import Watch
 from attemper.results.check import Check
 from attemper.results.comparison import Comparison
+from attemper.results.explanation import Explanation
 from attemper.results.pattern import Pattern, Patterns
 from attemper.results.run import Run
 from attemper.results.scan import Scan

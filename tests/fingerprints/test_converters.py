@@ -199,7 +199,7 @@ def test_padding_that_one_run_shows_is_padding(name: str):
         assert (found.kind, found.site, found.stage) == ("padding", a.sites[0].name, "visible keys")
         assert f"run {run} hides 36 places of padding, in sequences 1, and the other run shows them" in found.message
         assert found.is_fault
-        assert "padding" in explanation_page(a, b, found)
+        assert "padding" in explanation_page(found)
     other = attemper.fingerprint(model, [batch | {"input_ids": batch["input_ids"].flip(1)}])
     with pytest.raises(InputError, match="take fingerprints of the same"):
         attemper.explain(hidden, other)

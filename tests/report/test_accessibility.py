@@ -34,7 +34,7 @@ def runs(collapsed: Callable[[str, int], Run]) -> list[Run]:
 def explained() -> str:
     model = tiny("mistral").model
     a, b = (attemper.fingerprint(model, [tokens()], name=name) for name in ("right", "engine"))
-    return explanation_page(a, b, attemper.explain(a, b))
+    return explanation_page(attemper.explain(a, b))
 
 
 PAGES: dict[str, Callable[[Any], Any]] = {

@@ -64,7 +64,7 @@ def test_a_broken_rule_is_called_by_its_fault_and_what_to_do_comes_first():
     text = shown_text(page()).partition("Every rule")[0]
     assert "Tokens see other documents" in text
     assert "No token sees another document" not in text
-    assert text.index("What to do Give the attention what separates them") < text.index("Finding model.layers.0")
+    assert text.index("What to do: Give the attention what separates them") < text.index("Found: model.layers.0")
 
 
 def test_every_rule_has_its_fault_and_its_advice_in_every_language():

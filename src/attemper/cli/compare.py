@@ -131,13 +131,11 @@ def _explain(a: str, b: str, given: Input, as_json: bool, html: Path | None) -> 
     ]
     found = attemper.explain(*sides)
     if html is not None:
-        from attemper.report.explanation import write_explanation
-
-        write_explanation(sides[0], sides[1], found, html)
+        found.to_html(html)
     if as_json:
         print_json(found.to_json())
     else:
-        print(clean(found.message))
+        print(f"{clean(found.message)}\nWhat to do: {found.advice}")
     if found.is_fault:
         raise typer.Exit(3)
 

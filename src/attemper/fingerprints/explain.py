@@ -1,4 +1,4 @@
-"""``attemper.explain``: where two runs over the same tokens first differ, and why.
+"""Where two runs over the same tokens first differ, and why.
 
 Sites are walked in order, and in each its stages: what enters the block, what enters the attention, queries and keys,
 which keys are seen, the final score, the mass that a sink leaves, the head output. The first stage that is further
@@ -14,10 +14,12 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.fingerprints import equivalence, finite, floor
+from attemper.fingerprints.advice import advice
 from attemper.fingerprints.align import align, other_padding, outputs_of
 from attemper.fingerprints.causes import masking, outputs, rotary, scores, vectors, weights
-from attemper.fingerprints.explanation import Explanation, Remark
+from attemper.fingerprints.explanation import FirstDifference, Remark, Runs
 from attemper.fingerprints.finding import ACCEPTED, REPRODUCED, Finding, in_words, slope
+from attemper.fingerprints.levels import levels
 from attemper.fingerprints.pair import SitePair, sketch_difference
 from attemper.fingerprints.record import Fingerprint
 from attemper.fingerprints.rounding import MARGIN
@@ -56,23 +58,8 @@ TAKEN_BACK = 0.02
 """A cause that leaves so little of how queries and keys differ says that what enters the attention does not."""
 
 
-def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
-    """Finds where two runs of one model first differ, and why. Both runs read the same tokens.
-
-    Each run is first tested against itself: its final scores as a function of its own products q.k, its visible keys,
-    the mass that its sink takes. Rounding of queries and keys cancels there. What is left is compared stage by stage
-    with the level that rounding reaches, by the precision of both and by the stage before. A cause is accepted only if
-    it leaves little of the difference.
-
-    Args:
-        a, b: of :func:`attemper.fingerprint` or :func:`attemper.open`, over the same tokens.
-
-    Returns:
-        :class:`attemper.types.Explanation`: ``kind``, ``site``, ``stage``, ``extent``, ``value``, ``message``.
-
-    Raises:
-        InputError: they are of other tokens, or of models of another architecture or number of layers.
-    """
+def first_difference(a: Fingerprint, b: Fingerprint) -> FirstDifference:
+    """What :func:`attemper.explain` says, as a plain record; there is how it is found, and what it refuses."""
     for name, one in (("a", a), ("b", b)):
         if not isinstance(one, Fingerprint):
             raise InputError(
@@ -80,13 +67,20 @@ def explain(a: Fingerprint, b: Fingerprint) -> Explanation:
             )
         if not one.sites:
             raise InputError(f"explain({name}) has no attention site: nothing was seen of its model.")
+    skipped = tuple((run, *one) for run, side in (("a", a), ("b", b)) for one in side.skipped.items())
     padding = other_padding(a, b)
     if padding is not None:
         site, words = clean_name(a.sites[0].name), f"padding at all sites, visible keys: {padding}."
-        return Explanation("padding", site, "visible keys", "all sites", None, 0.0, "high", (), words)
+        said, runs = advice("padding", None), Runs((a.model, b.model), (), skipped)
+        return FirstDifference("padding", site, "visible keys", "all sites", None, 0.0, "high", (), words, said, runs)
     pairs = align(a, b)
+    found = _of_sites(pairs, outputs_of(a.output, b.output))
+    return replace(found, runs=Runs((a.model, b.model), levels(pairs), skipped))
+
+
+def _of_sites(pairs: list[SitePair], sketches: tuple[np.ndarray, np.ndarray] | None) -> FirstDifference:
+    """Of all sites, and of what the models give."""
     lost = {pair.number: found for pair in pairs if (found := finite.find(pair, pairs))}
-    sketches = outputs_of(a.output, b.output)
     lost |= {len(pairs): found} if sketches and (found := finite.of_output(sketches)) else {}
     pairs = [pair if pair.number in lost else equivalence.in_order(pair) for pair in pairs]
     pairs = pairs if lost else equivalence.with_epsilon(pairs)
@@ -117,7 +111,7 @@ class _Walk:
         self._few: list[SitePair] = []
         self._second: list[Finding] = []
 
-    def explanation(self, rounded: list[SitePair] | None = None) -> Explanation:
+    def explanation(self, rounded: list[SitePair] | None = None) -> FirstDifference:
         """What is found first, what else each run shows by itself, and what differs without effect.
 
         Args:
@@ -128,7 +122,7 @@ class _Walk:
         for pair, own in zip(self.pairs, self.own, strict=True):
             lost = self._lost.get(pair.number)
             if lost is not None:
-                return Explanation.of(pair, lost, None, len(self.pairs), self._also(pair, lost))
+                return FirstDifference.of(pair, lost, None, len(self.pairs), self._also(pair, lost))
             found = self._first_at(pair, own)
             if found is not None:
                 return self._explanation(pair, found)
@@ -331,15 +325,15 @@ class _Walk:
             return Finding("scale", "final score", float(left), c, pair.heads(times > 1), words)
         return Finding("scores", "final score", 1.0, None, pair.heads(times > 1), "scores differ")
 
-    def _explanation(self, pair: SitePair, found: Finding) -> Explanation:
+    def _explanation(self, pair: SitePair, found: Finding) -> FirstDifference:
         """What was found, where else it is, and what else each run shows by itself."""
         also = self._also(pair, found)
         if found.kind in ("input", "values", "head_order") and not equivalence.is_known(pair):
             words = "; one file does not say whether other weights take it back: take both fingerprints again"
             found = replace(found, message=found.message + words)
         if not found.own:
-            return Explanation.of(pair, found, None, len(self.pairs), also)
-        return Explanation.of(pair, found, self._sites_with(found.kind), len(self.pairs), also)
+            return FirstDifference.of(pair, found, None, len(self.pairs), also)
+        return FirstDifference.of(pair, found, self._sites_with(found.kind), len(self.pairs), also)
 
     def _sites_with(self, kind: str) -> int:
         """How many sites show a kind by themselves."""
@@ -364,12 +358,12 @@ class _Walk:
             seen.setdefault(one.kind, Remark(one.kind, clean_name(other.a.name), one.stage, one.value, one.message))
         return tuple(seen.values())
 
-    def _without_cause(self, rounded: list[SitePair]) -> Explanation:
+    def _without_cause(self, rounded: list[SitePair]) -> FirstDifference:
         """No stage of any site is beyond rounding, or what is has no effect."""
         level = self._level
         if rounded and len(self._equivalent) == 1:
             found = replace(self._equivalent[0][1], kind="rounding")
-            return Explanation.of(rounded[0], found, len(rounded), len(self.pairs), self._transforms())
+            return FirstDifference.of(rounded[0], found, len(rounded), len(self.pairs), self._transforms())
         if self._equivalent:
             first = self._equivalent[0][0]
             found = min(
@@ -379,21 +373,21 @@ class _Walk:
             words = f"the same function in other weights, and what the model gives {said}"
             found = Finding("equivalent", found.stage, 0.0, message=words)
             sites = len({other.number for other, _ in self._equivalent})
-            return Explanation.of(first, found, sites, len(self.pairs), self._transforms())
+            return FirstDifference.of(first, found, sites, len(self.pairs), self._transforms())
         unseen = f"; what the models give {UNSEEN}" if level is None else ""
         same = self._output is None or not self._output.any()
         if same and all(pair.identical for pair in self.pairs):
-            return Explanation.plain("none", f"every number of both fingerprints is the same{unseen}")
+            return FirstDifference.plain("none", f"every number of both fingerprints is the same{unseen}")
         if self._few:
             found = Finding(
                 "few_tokens", "residual", 0.0, message="a few tokens differ by much, the others by rounding"
             )
-            return Explanation.of(self._few[0], found, len(self._few), len(self.pairs), ())
+            return FirstDifference.of(self._few[0], found, len(self._few), len(self.pairs), ())
         if self._small:
             pair, stage, times = max(self._small, key=lambda one: one[2])
-            words = f"{stage} differs by {times:.2g} of what rounding may explain: too little to name a cause"
-            return Explanation.of(pair, Finding("too_small", stage, 1.0, message=words), None, len(self.pairs), ())
-        return Explanation.plain("rounding", f"they differ by no more than rounding explains{unseen}")
+            words = f"this stage differs by {times:.2g} of what rounding may explain: too little to name a cause"
+            return FirstDifference.of(pair, Finding("too_small", stage, 1.0, message=words), None, len(self.pairs), ())
+        return FirstDifference.plain("rounding", f"they differ by no more than rounding explains{unseen}")
 
 
 def _earliest(own: list[Finding]) -> Finding | None:

@@ -1,18 +1,20 @@
-"""What explains the difference of two runs, as a record that prints, and as JSON."""
+"""What explains the difference of two runs, as a plain record."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Self
 
-from attemper.checks import indentation
+from attemper.fingerprints.advice import AGAIN, advice
 from attemper.fingerprints.finding import Finding
+from attemper.fingerprints.levels import SiteLevels
 from attemper.fingerprints.pair import SitePair
 from attemper.text import clean_name, count
 
 HARMLESS = ("none", "rounding", "few_tokens", "equivalent", "too_small")
 """Kinds that are no fault."""
+UNKNOWN = ("input", "weights", "values", "scores")
+"""Kinds of what differs, where no cause is known."""
 TRANSFORMS = ("rescaled", "rotated", "centred", "folded", "permuted", "repeated", "shifted", "rounded")
 """Kinds of remarks: how other weights make the same function."""
 
@@ -29,26 +31,24 @@ class Remark:
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """Where two runs first differ, and why.
+class Runs:
+    """The two runs, as a page shows them.
 
     Attributes:
-        kind: "none", "rounding", "few_tokens", "equivalent", "too_small", "input", "scale", "softcap", "logn",
-            "key_shift", "distance_bias", "window", "causality", "padding", "sink", "rotary", "swapped", "not_loaded",
-            "transposed", "order_of_layers", "documents",
-            "head_order", "grouping", "key_rounding", "bias", "weights", "values" or "scores" (which differ, by no rule
-            that is known), "output" (what is behind the last attention).
-        site: name in run a of the first site that differs; None where none does.
-        stage: "residual", "input", "q and k", "visible keys", "final score", "kept mass", "head output" or
-            "model output".
-        extent: how many sites show it, and which heads where not all do. Where only what both runs have tells it, as
-            in queries and keys, later sites differ already by what enters them: "from site 3 of 12 on".
-        value: its number: factor, cap, length, base, bits; None where there is none.
-        residual: what the cause leaves of the squared difference, 0 to 1.
-        confidence: "high", "medium" or "low".
-        also: other findings, and how other weights make the same function: "rescaled", "rotated", "centred", "folded",
-            "permuted", "repeated", "shifted", "rounded".
-        message: all of it in words.
+        models: their names, a and b.
+        sites: how far each site is apart, stage by stage.
+        skipped: run, site and reason of what was not read.
+    """
+
+    models: tuple[str, str] = ("", "")
+    sites: tuple[SiteLevels, ...] = ()
+    skipped: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """Where two runs first differ, and why. Users hold it as :class:`attemper.types.Explanation`, which says what each
+    field is.
     """
 
     kind: str
@@ -60,6 +60,8 @@ class Explanation:
     confidence: str
     also: tuple[Remark, ...]
     message: str
+    advice: str = ""
+    runs: Runs = field(default=Runs(), repr=False, compare=False)
 
     @property
     def is_fault(self) -> bool:
@@ -67,12 +69,12 @@ class Explanation:
         return self.kind not in HARMLESS
 
     @classmethod
-    def plain(cls, kind: str, message: str) -> Explanation:
+    def plain(cls, kind: str, message: str) -> Self:
         """One without a site."""
-        return cls(kind, None, None, "no site", None, None, "high", (), f"{kind}: {message}.")
+        return cls(kind, None, None, "no site", None, None, "high", (), f"{kind}: {message}.", advice(kind, None))
 
     @classmethod
-    def of(cls, pair: SitePair, found: Finding, sites: int | None, of: int, also: tuple[Remark, ...]) -> Explanation:
+    def of(cls, pair: SitePair, found: Finding, sites: int | None, of: int, also: tuple[Remark, ...]) -> Self:
         """Of a finding at ``sites`` of so many sites; None: at the first, and what later ones have of their own cannot
         be told.
         """
@@ -86,25 +88,21 @@ class Explanation:
         more = "".join(f" Also {one.kind} at {one.site}: {one.message}." for one in also)
         message = f"{found.kind} {where} ({extent}): {found.message}.{more}"
         residual = round(float(found.residual), 6)
+        said = found.advice or advice(found.kind, found.stage)
+        if sites is None and found.kind not in (*HARMLESS, "output"):
+            said = AGAIN.format(then=said)
         return cls(
-            found.kind, site, found.stage, extent, found.value, residual, _confidence(found), also, message
+            found.kind, site, found.stage, extent, found.value, residual, _confidence(found), also, message, said
         )  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields, for JSON."""
-        return asdict(self)
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """One JSON document."""
-        return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False, indent=indentation(indent, "found"))
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def _confidence(found: Finding) -> str:
     if found.kind in HARMLESS or (found.own and found.residual <= 0.05):
         return "high"
-    if found.kind in ("weights", "scores", "input", "values"):
+    if found.kind in UNKNOWN:
         return "medium"
     return "high" if found.residual <= 0.05 else "medium" if found.residual <= 0.15 else "low"
+
+
+Explanation = FirstDifference
+"""Where pickles of earlier versions look."""

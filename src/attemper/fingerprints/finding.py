@@ -34,6 +34,8 @@ class Finding:
     """Whether each run shows it by itself, so that what differs before it is without effect on it."""
     reproduced: bool = True
     """Whether it makes run b of run a, up to rounding."""
+    advice: str = ""
+    """What to do, if it is not what its kind says."""
 
 
 def in_words(heads: tuple[int, ...] | None) -> str:

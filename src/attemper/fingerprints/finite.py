@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from attemper.fingerprints.advice import ADVICE
 from attemper.fingerprints.finding import Finding
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.site import SiteFingerprint
@@ -44,9 +45,10 @@ def of_output(sketches: tuple[np.ndarray, np.ndarray]) -> Finding | None:
 def _finding(kind: str, stage: str, name: str, a: np.ndarray, b: np.ndarray, heads: tuple[int, ...] | None) -> Finding:
     words = f"of the numbers kept ({name}), {a.sum()} of {a.size} of run a and {b.sum()} of {b.size} of run b are not "
     words += "finite (NaN or infinite)"
-    if np.array_equal(a, b):
+    both = np.array_equal(a, b)
+    if both:
         kind, words = "too_small", words + ", at the same places: from here on, differences cannot be seen"
-    return Finding(kind, stage, 1.0, None, heads, words)
+    return Finding(kind, stage, 1.0, None, heads, words, advice=ADVICE[f"not finite{' in both' if both else ''}"])
 
 
 def _marks(site: SiteFingerprint, name: str, sites: list[SiteFingerprint]) -> np.ndarray:

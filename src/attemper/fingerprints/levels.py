@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from attemper.fingerprints import finite, floor
-from attemper.fingerprints.align import align, other_padding
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.record import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -34,23 +33,16 @@ STAGES = ("residual", "input", "q and k", "final score", "head output", "attenti
 """Stages that round."""
 
 
-def levels(a: Fingerprint, b: Fingerprint) -> list[SiteLevels]:
-    """Every site of both, in the order in which they ran; none where one of them shows padding, and rows are others.
-
-    Raises:
-        InputError: as :func:`attemper.explain`.
-    """
+def levels(pairs: Sequence[SitePair]) -> tuple[SiteLevels, ...]:
+    """Every site of two runs, in the order in which they ran."""
     found, before = [], floor.Before()
-    if other_padding(a, b) is not None:
-        return found
-    pairs = align(a, b)
     for pair in pairs:
         floor.enter(pair, before)
         with np.errstate(invalid="ignore", over="ignore"):  # stages that are not finite have no level
             found.append(_of(pair, floor.residual(before, pair.eps)))
             before = floor.after(pair, before)
         found[-1].times.update(dict.fromkeys(one.stage for one in finite.every(pair, pairs)))
-    return found
+    return tuple(found)
 
 
 def _of(pair: SitePair, before: float) -> SiteLevels:

@@ -15,7 +15,7 @@ from attemper.results.comparison import Comparison, HasReading, compare_readings
 if TYPE_CHECKING:
     from torch import nn
 
-    from attemper.fingerprints.explanation import Explanation
+    from attemper.results.explanation import Explanation
 
     Side = HasReading | Reading | Mapping[str, Any] | str | os.PathLike[str] | nn.Module
 
@@ -68,7 +68,7 @@ def compare(
     if all(prints):
         if names is not None:
             raise InputError("compare(names=...): an explanation of two fingerprints calls them run a and run b.")
-        from attemper.fingerprints.explain import explain
+        from attemper.results.explanation import explain
 
         return explain(before, after)
     if all(models):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
 
 from attemper import __version__
 from attemper.report.page import asset, policy, script_of, templates
-from attemper.report.texts import Message, message, page_texts, reason, recognise, texts
+from attemper.report.texts import Message, keys_of, message, message_of, page_texts, reason, texts
 from attemper.text import clean, number, script_json
 
 _SCRIPTS = ("document", "texts", "colours", "theme", "explanation")
@@ -60,7 +59,7 @@ def _cells(rule: Mapping[str, Any]) -> dict[str, Any]:
 def words(rule: Mapping[str, Any]) -> dict[str, Message | str]:
     """What a rule of a check declares and observed, what was found, and what to do about it."""
     text = clean(rule["message"] or "–")
-    advice = next((key for key in _family("advice") if text.endswith(f". {texts('en')[key]}")), None)
+    advice = next((key for key in keys_of("checked.advice") if text.endswith(f". {texts('en')[key]}")), None)
     finding = _as_message(text if advice is None else text.removesuffix(f". {texts('en')[advice]}"), "said")
     is_open = rule["verdict"] in ("cannot tell", "not declared")
     return {
@@ -71,32 +70,6 @@ def words(rule: Mapping[str, Any]) -> dict[str, Message | str]:
     }
 
 
-@cache
-def _family(name: str) -> tuple[str, ...]:
-    """Keys of the messages of a family. Reading a check asks for them thousands of times."""
-    return tuple(key for key in texts("en") if key.startswith(f"checked.{name}."))
-
-
 def _as_message(text: str, family: str) -> Message | str:
     """A text of a rule as the message that it is; words of others as they are."""
-    text = clean(text)
-    return next(_messages(text, family), None) or reason(text)
-
-
-def _messages(text: str, family: str) -> Iterator[Message]:
-    """The messages of a family that say this, all that is put into them among those of its own."""
-    for key in _family(family):
-        found = recognise(text, [key])
-        if found is None:
-            continue
-        values = {name: _filling(name, value) for name, value in found.values.items()}
-        if None not in values.values():
-            yield Message(key, values)
-
-
-def _filling(name: str, value: Any) -> Any:
-    """What is put into a place; None where it must be one of ours and is not."""
-    family = _FAMILIES.get(name, name)
-    if isinstance(value, int) or not _family(family):
-        return value
-    return _as_message(value, family) if name in _OPEN else next(_messages(value, family), None)
+    return message_of(text, f"checked.{family}", _FAMILIES, _OPEN) or reason(text)

@@ -1,9 +1,9 @@
 """What pages say in English and in Chinese: a table of texts for each, and messages that are said in either.
 
-``texts/en.json`` and ``texts/zh.json`` hold the texts of pages. What alarms, roles and statistics say in English stands
-in their own tables (``readings/alarms.py``, ``readings/roles.py``, ``statistics.py``) and is added here; the Chinese of
-all of it is in ``zh.json``. A page is written in English and carries both tables: its scripts say everything again in
-the language that is chosen.
+``texts/en.json`` and ``texts/zh.json`` hold the texts of pages. What alarms, roles, statistics and advice on two runs
+say in English stands in their own tables (``readings/alarms.py``, ``readings/roles.py``, ``statistics.py``,
+``fingerprints/advice.py``) and is added here; the Chinese of all of it is in ``zh.json``. A page is written in English
+and carries both tables: its scripts say everything again in the language that is chosen.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
+from attemper.fingerprints.advice import ADVICE as ADVICE_ON_RUNS
+from attemper.fingerprints.advice import AGAIN
 from attemper.readings.alarms import ALARMS, COURSE, KINDS, course, with_course
 from attemper.readings.reading import Alarm
 from attemper.readings.roles import ADVICE, BY_JOB, ROLES
@@ -135,7 +137,8 @@ def texts(language: str) -> dict[str, Text]:
     """Key -> text of a language."""
     found: dict[str, Text] = json.loads((Path(__file__).parent / "texts" / f"{language}.json").read_text("utf-8"))
     if language == "en":
-        return {**_of_alarms(), **_of_statistics(), **_of_roles(), **found}
+        advised = {f"explained.advice.{key}": text for key, text in (*ADVICE_ON_RUNS.items(), ("again", AGAIN))}
+        return {**_of_alarms(), **_of_statistics(), **_of_roles(), **advised, **found}
     named = [*(f"alarm.{name}" for name in KINDS), *(f"statistic.{name}" for name in SHOWN)]
     return found | {f"{one}.name": found[f"{one}.title"] for one in named}
 
@@ -199,6 +202,37 @@ def recognise(sentence: str, keys: Sequence[str]) -> Message | None:
             values |= {name: recognise(value, keys) for name, value in values.items() if name == "said"}
             if found and None not in values.values():
                 return Message(key, {name: _number(value) if name == "n" else value for name, value in values.items()})
+    return None
+
+
+@cache
+def keys_of(family: str) -> tuple[str, ...]:
+    """Keys of the messages of a family, such as "checked.said". Reading a check asks for them thousands of times."""
+    return tuple(key for key in texts("en") if key.startswith(f"{family}."))
+
+
+def message_of(text: str, family: str, fills: Mapping[str, str] = {}, free: Container[str] = ()) -> Message | None:
+    """The message of a family, such as "checked.said", that gives this English sentence, with all that is put into it
+    found in its own family; None if none does.
+
+    Args:
+        fills: place of a text -> the family that fills it; others are filled by the family of their own name, if there
+            is one.
+        free: places that may hold words of others as well.
+    """
+    root = family.partition(".")[0]
+
+    def filling(name: str, value: Any) -> Any:
+        own = f"{root}.{fills.get(name, name)}"
+        if isinstance(value, int) or not keys_of(own):
+            return value
+        return message_of(value, own, fills, free) or (reason(value) if name in free else None)
+
+    for key in keys_of(family):
+        found = recognise(clean(text), [key])
+        values = {name: filling(name, value) for name, value in found.values.items()} if found else {None: None}
+        if None not in values.values():
+            return Message(key, values)
     return None
 
 
