@@ -42,21 +42,22 @@ else
 fi
 build_native
 wait "$browser"
-if [[ $long && ! $all ]]; then
+if [[ $all ]]; then
+    install_vision
+    install_trl
+    install_parquet
+    install_docs
+    install_axe
+fi
+if [[ $long ]]; then
+    install_keras
     install_ray
+    install_notebooks
+fi
+if [[ $long && ! $all ]]; then
     say "pytest --long"
     .venv/bin/python -m pytest -n 2 --dist worksteal "$@" || fail "FAILED: tests"
     exit
-fi
-if [[ $all ]]; then
-    install_vision
-    install_keras
-    install_trl
-    install_parquet
-    install_ray
-    install_notebooks
-    install_docs
-    install_axe
 fi
 
 # Beside the tests, at a lower rank: while they wait (a browser, processes that they stop) it has the core that would be idle.

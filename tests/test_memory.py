@@ -95,6 +95,6 @@ def test_8192_tokens_with_a_mask_need_less_than_150_mib_beyond_results_and_gradi
     assert_below(150, 2, 8192, "masked")
 
 
-@LARGER
+@pytest.mark.long("takes a minute")
 def test_16384_tokens_of_eight_heads_need_less_than_300_mib_beyond_results_and_gradients():
     assert_below(300, 8, 16384, "causal")

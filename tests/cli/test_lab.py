@@ -46,7 +46,7 @@ def test_tables_fit_the_terminal_and_lose_no_digit(
         assert all(number in text for number in ("1.9287e-22", "9.3576e-14", "0.13091", "0.24457", "0.62452"))
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_cell_and_no_word_of_a_heading_is_broken_at_80_columns(name: str, experiment: Experiments):
     for table in experiment(name).tables:

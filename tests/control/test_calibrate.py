@@ -133,7 +133,7 @@ def test_both_searches_stay_within_the_bounds_and_within_their_steps(search: Any
     assert not found.converged
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 @pytest.mark.parametrize("per", ["model", "layer"])
 def test_gradient_and_grid_agree_on_the_shipped_model(per: str):
     windows, model = text(), shipped(1.7)
@@ -144,14 +144,14 @@ def test_gradient_and_grid_agree_on_the_shipped_model(per: str):
         assert one.after == pytest.approx(two.after, abs=1e-4)
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 def test_temperatures_per_head_lower_the_held_out_loss():
     sharp = calibrate(shipped(1.7), text(), loss, per="head", steps=12)
     assert [len(found) for found in sharp.temperatures.values()] == [4] * 4
     assert sharp.interval[1] < 0
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 def test_on_text_like_its_own_the_shipped_model_wants_no_temperature_and_the_scaled_one_its_factor():
     windows = drawn_windows(standard_library().held_out, 96, 129, seed=0).split(2)
     plain, sharp = (calibrate(shipped(scale), windows, loss) for scale in (1.0, 1.7))

@@ -17,7 +17,7 @@ PACKAGES = ROOT / "build" / "keras"
 ALL = ["0.05", "0.2", "1.0", f"{math.log(6) - 0.05:.6f}", "schedule"]
 needs_keras = pytest.mark.skipif(
     not (PACKAGES / "keras").is_dir() and find_spec("keras") is None,
-    reason="Keras is not in build/keras: `bash scripts/test.sh --all` installs it there",
+    reason="Keras is not in build/keras: `bash scripts/test.sh --long` installs it there",
 )
 
 
@@ -40,18 +40,18 @@ def reached(name: str, alphas: list[str], backend: str = "torch") -> None:
         assert float(loss) < 0.1
 
 
-@pytest.mark.slow("examples as a user runs them")
+@pytest.mark.long("examples as a user runs them")
 def test_in_torch_every_target_is_reached():
     reached("entropy_target", ALL)
 
 
 @needs_keras
-@pytest.mark.slow("examples as a user runs them")
+@pytest.mark.long("examples as a user runs them")
 def test_in_keras_a_schedule_and_the_target_at_its_end_are_reached_on_torch():
     reached("entropy_target_keras", ["schedule"])
 
 
 @needs_keras
-@pytest.mark.slow("examples as a user runs them")
+@pytest.mark.long("examples as a user runs them")
 def test_in_keras_every_target_is_reached_on_jax():
     reached("entropy_target_keras", ALL, "jax")

@@ -1,6 +1,6 @@
 """The Keras layer on each backend, in a process of its own: the same numbers everywhere, and those of attemper's own.
 
-``scripts/test.sh --all`` installs Keras and jax into build/keras; tensorflow is tested where it is installed.
+``scripts/test.sh --long`` installs Keras and jax into build/keras; tensorflow is tested where it is installed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tests.integrations import keras_numbers as case
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "keras"
 pytestmark = [
-    pytest.mark.slow("needs what scripts/test.sh installs with --all"),
+    pytest.mark.long("needs what scripts/test.sh installs with --long"),
     pytest.mark.skipif(
         not (PACKAGES / "keras").is_dir() and find_spec("keras") is None,
-        reason="Keras is not in build/keras: `bash scripts/test.sh --all` installs it there",
+        reason="Keras is not in build/keras: `bash scripts/test.sh --long` installs it there",
     ),
 ]
 BACKENDS = ["torch", "jax", *(["tensorflow"] if find_spec("tensorflow") else [])]

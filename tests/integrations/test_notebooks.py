@@ -49,10 +49,10 @@ def test_a_notebook_lies_there_without_outputs_and_says_what_it_needs(name: str)
         compile("".join(cell["source"]), name, "exec")
 
 
-@pytest.mark.slow("examples as a user runs them")
+@pytest.mark.long("examples as a user runs them")
 @pytest.mark.skipif(
     not (KERNEL / "nbclient").is_dir(),
-    reason="Jupyter is not in build/notebooks: `bash scripts/test.sh --all` installs it there",
+    reason="Jupyter is not in build/notebooks: `bash scripts/test.sh --long` installs it there",
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_in_an_empty_folder(name: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.killed_workers import task, text_file
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "ray"
 needs_ray = pytest.mark.skipif(
-    not (PACKAGES / "ray").is_dir(), reason="Ray is not in build/ray: `bash scripts/test.sh --all` installs it there"
+    not (PACKAGES / "ray").is_dir(), reason="Ray is not in build/ray: `bash scripts/test.sh --long` installs it there"
 )
 
 SCAN = """

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "lab"
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_page_shows_what_its_experiment_prints_and_the_figure_that_it_draws(
     script: ModuleType, name: str, experiment: Run, monkeypatch: pytest.MonkeyPatch

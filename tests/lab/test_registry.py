@@ -33,7 +33,7 @@ def test_a_second_run_gives_the_same_records_bit_for_bit(name: str, experiment: 
     assert run(name, seed=0).to_dict() == experiment(name).to_dict()
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "complexity"])
 def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was(name: str, experiment: Run):
     """Complexity computes nothing but what it measures, with the threads of the process."""

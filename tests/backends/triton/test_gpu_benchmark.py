@@ -38,7 +38,7 @@ def test_without_a_gpu_it_says_what_it_needs_and_measures_nothing(tmp_path: Path
     assert not (tmp_path / "gpu.json").exists()
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 def test_a_dry_run_checks_times_and_reports(tmp_path: Path):
     ended = run("--interpret", "--bitwise", "2", "--json", str(tmp_path / "gpu.json"))
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
@@ -145,7 +145,7 @@ def test_a_gradient_that_is_wrong_by_a_thousandth_is_found_and_nothing_is_timed(
     assert {row["worst"] for row in report["checks"] if not row["holds"]} == {"dvalue"}
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 def test_a_dry_run_of_the_tuning_times_every_kernel_and_writes_the_best(tmp_path: Path, gpu: Any):
     path = tmp_path / "tune.json"
     ended = run("--interpret", "--sizes", "16", "--out", str(path), script="gpu_tune.py")
@@ -225,7 +225,7 @@ def test_where_there_is_no_gpu_every_check_of_graphs_is_skipped_by_name(gpu: Any
     assert capsys.readouterr().out.count("skip  graph: ") == len(rows)
 
 
-@pytest.mark.slow("takes many seconds")
+@pytest.mark.long("takes a minute")
 def test_a_dry_run_of_the_training_step_goes_every_way_and_reports(tmp_path: Path):
     path = tmp_path / "train.json"
     ended = run("--dry-run", "--steps", "1", "--rounds", "1", "--json", str(path), script="gpu_train.py")
