@@ -212,7 +212,7 @@ TABLE = (
         ),
     ),
     Statistic(
-        "visible_keys", "n; exact to 2^24 keys (16.8 million), above them float32's nearest count", "keys",
+        "visible_keys", "n; exact to 2^24 keys (16.8 million)", "keys",
         whole_number=True, defined=Rows.ALL,
         shown=Display(
             "visible_keys", "Visible keys", "keys", "Keys that a row sees, mean over rows.", low=1.0, logarithmic=True,
@@ -278,8 +278,7 @@ TABLE = (
     Statistic("key_mass", "per key: the sum of p over all valid queries", "queries", by_name=True, mergeable=False),
     Statistic(
         "score_variance",
-        "sum_j (s_j - mean s)^2 / n: the spread of the visible scores, every one alike; inf beyond float32 (scores "
-        "above 1e19)", "logit^2",
+        "sum_j (s_j - mean s)^2 / n, all visible scores alike; inf for scores above 1e19", "logit^2",
         softmax=(Column.PLAIN_DEPTH, Column.PLAIN_VARIANCE), rowwise=(Column.PLAIN_VARIANCE,),
         column=Column.PLAIN_VARIANCE, by_name=True,
         shown=Display(
@@ -289,7 +288,7 @@ TABLE = (
         ),
     ),
     Statistic(
-        "self_weight", "p_ii: p on the query's own key, the one at distance 0; 0 where it is hidden", "0 to 1",
+        "self_weight", "p_ii: p on the query's own key; 0 where it is hidden", "0 to 1",
         softmax=(Column.OWN_KEY,), rowwise=(Column.OWN_KEY,), by_name=True, mergeable=False, column=Column.OWN_KEY,
         shown=Display(
             "self_weight", "Own-key weight", "of the weight",

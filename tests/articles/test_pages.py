@@ -81,9 +81,10 @@ def test_a_page_says_of_nothing_else_that_it_is_missing(language: str, phrase: s
     assert phrase not in page
 
 
-def test_the_chinese_page_has_the_title_by_which_the_chinese_guide_links_to_it() -> None:
-    guide = (pages.ROOT / "docs" / "guide.zh-CN.md").read_text(encoding="utf-8")
-    assert f"[{on_disk('zh').splitlines()[0].removeprefix('# ')}](articles/{pages.PAGES['zh'].name})" in guide
+def test_both_pages_are_in_the_lists_of_all_pages() -> None:
+    docs = pages.ROOT / "docs"
+    assert f"](articles/{pages.PAGES['en'].name})" in (docs / "README.md").read_text(encoding="utf-8")
+    assert f"](articles/{pages.PAGES['zh'].name})" in (docs / "README.zh-CN.md").read_text(encoding="utf-8")
 
 
 def test_every_link_of_a_page_leads_to_a_file() -> None:

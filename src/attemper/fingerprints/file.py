@@ -1,5 +1,8 @@
 """Fingerprints as files: numbers in safetensors, everything else as JSON in its metadata. docs/fingerprints.md has the
-format. A file holds no text, no token and no path.
+names, encoding.py how arrays are packed. A file holds no text, no token and no path.
+
+What follows from other arrays is left out: ``final`` (from ``raw``, ``multiplier`` and softcap, with ``hidden`` 1 where
+a pair's key is hidden), ``lse`` where it is ``lse_keys``, ``tiled`` where outputs follow from queries, keys and values.
 """
 
 from __future__ import annotations

@@ -46,21 +46,23 @@ TABLE = Case(
     name="001_table",
     title=Text("the table for d = 2, 4, 512, 1024", "d = 2、4、512、1024 的表格"),
     verdict=Text(
-        "The variances are right. The range is two standard deviations, and 45.2 should be 45.3.",
-        "方差是对的；范围其实是 ±2 个标准差，45.2 应为 45.3",
+        "The variances are right. The range is two standard deviations, 2 sqrt(d), and 45.2 should be 45.3.",
+        "方差是对的；范围其实是 ±2 个标准差，即 2 sqrt(d)，45.2 应为 45.3",
     ),
     line="attemper lab scaling",
     snippet=False,
     steps=(
         Step(
-            Text(
-                '"±2 variance" is ±2 standard deviations, 2 sqrt(d), with d the size of one head:',
-                "表里写“±2 方差”，实际是 ±2 个标准差，即 2 sqrt(d)，d 是单个头的大小：",
-            ),
+            None,
             """\
 for d in (2, 4, 512, 1024):
     print(d, round(2 * math.sqrt(d), 4))
 """,
+            """\
+2 2.8284
+4 4.0
+512 45.2548
+1024 64.0""",
         ),
     ),
     here=Step(

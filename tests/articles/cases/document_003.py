@@ -15,16 +15,17 @@ RANGES = Case(
     snippet=False,
     steps=(
         Step(
-            Text(
-                "Divided by d, the variance is 1/64. Divided by d², it is 1/64³ = 3.8e-6:",
-                "除以 d 时方差为 1/64，三个标准差是 3/8。除以 d² 时方差为 1/64³ = 3.8e-6；文中的 3.8e-5 与它自己"
-                "的 0.0058 矛盾，而后者是 0.00586 截断而来。",
-            ),
+            None,
             """\
 for divisor in (1, 8, 64, 64**2):
     variance = 64 / divisor**2
     print(f"{divisor}: variance {variance:.3g}, three sigma {3 * math.sqrt(variance):.3g}")
 """,
+            """\
+1: variance 64, three sigma 24
+8: variance 1, three sigma 3
+64: variance 0.0156, three sigma 0.375
+4096: variance 3.81e-06, three sigma 0.00586""",
         ),
     ),
     here=Step(
