@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,49 @@ def test_a_site_whose_heads_change_between_passes_of_the_first_step_is_skipped()
             watch.step()
     assert [site.name for site in watch.table().sites] == ["layers.1"]
     assert "its number of heads changed from 4 to 2" in watch.table().skipped[0].reason
+
+
+def trains(model: nn.Module, updates: int, accumulated: int = 1) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for _ in range(updates):
+        optimizer.zero_grad()
+        for _ in range(accumulated):
+            model(LONG).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("updates", "accumulated"), [(3, 1), (20, 1), (4, 12)])
+def test_a_training_whose_steps_nobody_tells_is_told_once_what_to_write(updates: int, accumulated: int) -> None:
+    with pytest.warns(UserWarning, match=r"call watch.step\(loss=loss\) once after each optimizer.step") as told:  # noqa: SIM117
+        with attemper.watch(Stack().train()) as watch:
+            trains(watch.model, updates, accumulated)
+    assert len(told) == 1
+
+
+def test_neither_inference_nor_a_loop_that_tells_its_steps_is_taken_for_a_training_without_steps() -> None:
+    class Normed(Stack):
+        """Its embedding writes to its weight in each forward pass."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(8, 32, max_norm=0.1)
+
+        def forward(self, given: Tensor) -> Tensor:
+            return super().forward(given + 0 * self.embedding(torch.tensor([1])).detach())
+
+    model = Normed()
+    for mode, gradients in itertools.product((True, False), repeat=2):
+        with attemper.watch(model.train(mode)), torch.set_grad_enabled(gradients):
+            for _ in range(20):
+                model(LONG)
+    with attemper.watch(model.eval()), torch.no_grad():  # other weights, no training
+        for _ in range(20):
+            model.load_state_dict(model.state_dict())
+            model(LONG)
+    with attemper.watch(model.train()) as watch:
+        for _ in range(3):
+            trains(model, 1, 4)
+            watch.step()
+    with pytest.raises(ZeroDivisionError), attemper.watch(model):  # noqa: PT012
+        trains(model, 3)
+        raise ZeroDivisionError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attemper.readings.alarms import KINDS, OF_HEADS, AlarmKind, by_kind, urgency, with_course
+from attemper.readings.alarms import (
+    KINDS,
+    NO_THRESHOLD,
+    OF_HEADS,
+    AlarmKind,
+    by_kind,
+    urgency,
+    with_course,
+    with_shared_advice,
+)
 from attemper.readings.judge import Judge, judge
 from attemper.readings.laws import LASTING, RECENT, outside
 from attemper.readings.limits import AlarmLimits
@@ -92,14 +102,57 @@ def test_the_line_names_half_of_the_largest_logit_and_at_most_a_hundred(begins: 
     assert f"attemper.QKClip(model, threshold={threshold})" in alarm.advice
 
 
-def test_all_alarms_of_a_kind_name_one_threshold_ended_or_not_live_or_later():
-    one, live = Judge(), list[Alarm]()
-    for place, logits in enumerate([[20.0, 195.5, 128.0], [40.0, 20.0, 190.0], [103.0, 20.0, 190.0], [150.0] * 3]):
+def clips(alarms: Iterable[Alarm]) -> list[float]:
+    """The thresholds that their advice names."""
+    return [float(value) for one in alarms for value in re.findall(r"QKClip\(model, threshold=([\d.]+)\)", one.advice)]
+
+
+def test_each_line_names_a_threshold_that_acts_on_its_head_and_on_all_before_it_live_as_later():
+    """A head that joins later with smaller logits is clipped, too. What was said before stays, and a table has one."""
+    one, live = Judge({"logits": 30.0, "logit_growth": None}), list[Alarm]()
+    for place, logits in enumerate([[200.0, 12, 12], [200.0, 36, 12], [12, 36, 90.0], [200.0, 36, 90]]):
         live += one.feed(sample(10 * place, {"layers.0": {"max_logit": logits}}))
-    found = [alarm for alarm in (*live, *one.alarms, *one.standing) if alarm.kind == "logits"]
-    assert {alarm.ended for alarm in one.alarms} == {None, 10}
-    assert {alarm.since for alarm in one.standing} == {0, 20, 30}
-    assert {alarm.advice.partition("threshold=")[2].partition(")")[0] for alarm in found} == {"64"}
+    assert told(one.alarms) == [
+        ("logits", 0, 0, 20),
+        ("logits", 1, 10, None),
+        ("logits", 2, 20, None),
+        ("logits", 0, 30, None),
+    ]
+    assert clips(one.alarms) == [100.0, 18.0, 18.0, 18.0]
+    assert clips(alarm for alarm in live if alarm.ended is None) == [100.0, 18.0, 18.0, 18.0]
+    assert {*clips(one.standing)} == {*clips(with_shared_advice(one.alarms, one.alarms))} == {18.0}
+
+
+def test_the_lines_of_all_kinds_name_one_threshold_in_a_table():
+    """Heads that fall with small logits, beside one with large logits: two numbers would contradict each other."""
+    fall, logits = [0.8] * 10 + [0.01] * 4, [30.0] * 8 + [300.0] * 6
+    found = judge(
+        sample(10 * place, {"a": {ENTROPY: [value, 0.5], "max_logit": [22.0, 1.0]}, "b": {"max_logit": [logit]}})
+        for place, (value, logit) in enumerate(zip(fall, logits, strict=True))
+    )
+    shown = with_shared_advice(found, found)
+    assert {one.kind for one in shown if "QKClip" in one.advice} == {"logits", "logit_growth", "falling"}
+    assert {*clips(found)} == {100.0, 11.0}
+    assert {*clips(shown)} == {11.0}
+    assert with_shared_advice(shown, ()) == shown
+
+
+@pytest.mark.parametrize(("logits", "threshold"), [([math.nan, 300.0], [100.0, 100.0]), ([30.0, math.nan], [15.0] * 2)])
+def test_a_threshold_is_of_the_logits_that_are_known(logits: list[float], threshold: list[float]):
+    fall = [0.8] * 10 + [0.01] * 4
+    given = [sample(10 * place, {"a": {ENTROPY: [value] * 2, "max_logit": logits}}) for place, value in enumerate(fall)]
+    found = [one for one in judge(given, {"layer_fallen": None, "logits": None}) if one.kind == "falling"]
+    assert clips(found) == threshold
+
+
+@pytest.mark.parametrize("logit", [math.nan, 0.0, -3.0, 9.0])
+def test_without_a_logit_that_a_clip_can_act_on_the_advice_says_why_it_names_no_threshold(logit: float):
+    fall = [0.8] * 10 + [0.01] * 4
+    given = [sample(10 * place, {"a": {ENTROPY: [value], "max_logit": [logit]}}) for place, value in enumerate(fall)]
+    (found,) = [one for one in judge(given, {"layer_fallen": None}) if one.kind == "falling"]
+    assert clips([found]) == []
+    assert "..." not in found.advice
+    assert found.advice.endswith(NO_THRESHOLD)
 
 
 def test_growth_is_a_warning_before_the_level_with_its_doubling_time():
@@ -289,6 +342,9 @@ def test_heads_that_fell_before_their_layer_end_in_its_alarm_and_ring_again_if_i
         [("layer_fallen", None, 40, 60), ("fallen", 0, 60, None)],
     ]
     assert told(one.alarms) == [("fallen", 0, 30, 40), ("layer_fallen", None, 40, 60), ("fallen", 0, 60, None)]
+    goes_on = [(alarm.continues_as, alarm.continues_since) for alarm in one.alarms]
+    assert goes_on == [("layer_fallen", 40), (None, None), (None, None)]
+    assert with_course(one.alarms[0]).endswith("; steps 30 to 40, continues as layer_fallen since step 40")
 
 
 @pytest.mark.parametrize(("limit", "end"), [(0.1, 0.7), (0.3, 0.7), (0.6, 0.9)])
@@ -400,7 +456,9 @@ def test_a_finished_run_judged_again_gives_what_was_told_while_it_ran():
     assert set(map(str, ended)) <= {str(alarm) for alarm in found if alarm.ended is not None}
 
 
-AFTER = {"ended": None, "worst": None, "worst_step": None, "latest": None, "latest_step": None}
+AFTER = dict.fromkeys(
+    ("ended", "worst", "worst_step", "latest", "latest_step", "continues_as", "continues_since"), None
+)
 """What an alarm does not know when it begins."""
 
 

@@ -21,16 +21,19 @@ from attemper.readings.alarms import (
     KINDS,
     LIMITS,
     MEAN_OF,
+    NO_THRESHOLD,
     OF_ONE_SAMPLE,
     SEVERITIES,
     AlarmKind,
     by_kind,
     lines,
+    with_shared_advice,
 )
 from attemper.readings.laws import LAWS
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
 from attemper.readings.sample import QUANTITIES
+from attemper.report.texts import Message, advice, say
 from research import RESULTS
 from tests.report.readings import head, site
 from tests.sites.own_models import Own
@@ -231,7 +234,7 @@ def test_each_warning_of_a_run_ends_with_the_line_that_holds_it_or_says_that_non
     elif kind.name in REMEDIED:
         assert given.advice.endswith("QKClip(model, threshold=27.5), and call its step() after the optimizer's.")
         unknown = kind.alarm("a", None, 1.0, kind.limit, figures={**figures, "threshold": math.nan}, step=40, since=40)
-        assert "attemper.QKClip(model, threshold=...)" in unknown.advice
+        assert unknown.advice == f"{kind.advice} {NO_THRESHOLD}"
     else:
         assert re.search(r"attemper has no line that helps: .* step 40\.$", given.advice)
     assert kind.alarm("a", 0, 1.0, kind.limit, figures=figures).advice == kind.advice, "a scan trains nothing"
@@ -283,6 +286,21 @@ def test_a_value_that_json_cannot_hold_is_none_and_its_message_says_it() -> None
         "a: normalised entropy of all 4 heads has fallen, in the mean from 0.5 to 0.01 (it was 0.4 at step 30)"
     )
     assert (whole.head, whole.step, whole.since, whole.ended) == (None, 40, 40, None)
+
+
+@pytest.mark.parametrize("kind", [one for one in ALARMS if one.others], ids=lambda kind: kind.name)
+def test_what_to_do_beside_other_alarms_is_said_in_a_table_that_has_some(kind: AlarmKind) -> None:
+    figures = {"now": 1.0, "before": 1.0, "total": 1.0}
+    own = kind.alarm("a", None, 1.0, kind.limit, figures=figures, step=40, since=40)
+    assert " as well" in own.advice or own.advice.startswith("If ")
+    for other in ALARMS:
+        beside = other.alarm("b", 0, 1.0, other.limit, figures=figures, step=40, since=40)
+        (shown,) = with_shared_advice([own], [own, beside])
+        expected = kind.advice if other.name in kind.others else kind.alone
+        assert shown.advice == f"{expected} {kind.line.format(step=40)}"
+        assert say(advice(shown)) == shown.advice
+        assert isinstance(advice(shown), Message)
+    assert not re.search(r"If (not|heads|an? alarm)", kind.alone)
 
 
 def test_a_jump_of_the_loss_with_alarms_of_heads_asks_for_a_lower_rate_before_any_clip() -> None:

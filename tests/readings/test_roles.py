@@ -10,9 +10,10 @@ import pytest
 from attemper import InputError, Scan
 from attemper.readings.alarms import KINDS, by_kind, is_by_job
 from attemper.readings.limits import alarms
-from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, head_rows
+from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, head_rows
 from attemper.readings.roles import OF_REPEATS, ROLES, SHARP, role_of
 from attemper.report.headline import verdict
+from attemper.report.page import page
 from attemper.report.texts import advice, said, say
 from tests.report.readings import head, reading, site
 
@@ -106,6 +107,21 @@ def test_what_is_said_of_a_role_is_said_in_chinese() -> None:
     assert say(advice(of_role), "zh").startswith("不需要处理")
 
 
+def test_a_role_that_is_not_known_has_its_reason_in_the_document_and_on_the_page_too() -> None:
+    known = dict.fromkeys((role.name for role in ROLES), 0.1)
+    found = reading(replace(site("h.3.attn", 2), heads=(head(0, roles=known | {"separator": None}), head(1))))
+    needs = {"separator": "tokenizer=, and 8 rows that see punctuation or separators"}
+    assert found.unknown_roles == found.to_dict()["unknown_roles"] == needs
+    assert Reading.from_dict(found.to_dict()) == found
+    shown = page(found)
+    assert f"Not known: separator (needs {needs['separator']})." in shown
+    for one in ROLES:
+        every = reading(replace(site("h.3.attn", 1), heads=(head(0, roles={**known, one.name: None}),)))
+        assert every.unknown_roles == {one.name: one.needs}
+    assert "unknown_roles" not in reading(site("h.3.attn")).to_dict()
+    assert reading(site("h.3.attn")).unknown_roles == {}
+
+
 def test_the_verdict_tells_heads_that_are_sharp_by_their_job_from_others() -> None:
     found = tuple(one for one in sharp_site(induction=0.9) if one.kind == "collapsed")
     sentence = verdict(reading(site("h.0.attn", 2), alarms=found)).sentence
@@ -118,5 +134,6 @@ def test_the_table_names_the_heads_of_each_role() -> None:
     text = str(Scan(reading(replace(site("h.3.attn"), heads=(*heads, *others))), {}))
     assert "previous token  2  3.1 0.80, 3.0 0.60" in text
     assert "no role         2" in text
-    assert "not known: next token, own token, first token, separator" in text
+    assert "not known: separator (needs tokenizer=, and 8 rows that see punctuation or separators)" in text
+    assert "not known: previous token" not in text
     assert "roles" not in str(Scan(reading(site("h.3.attn")), {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from rich.console import Console
 from torch import nn
 
 import attemper
-from attemper.readings.alarms import ALARMS
+from attemper import Scan
+from attemper.readings.alarms import ALARMS, KINDS
 from attemper.readings.reading import Alarm
 from attemper.report import texts
 from attemper.report.run_table import table
 from attemper.results.run import open_run
 from attemper.store.fragment import Fragment
 from attemper.store.overview import Overview, overview
+from tests.report import readings
 from tests.support.runs import restless, written
 
 STAYS = """
@@ -101,6 +104,59 @@ def test_the_loss_stands_above_the_layers_and_in_the_document(found: Overview) -
     plain = io.StringIO()
     Console(file=plain, width=80).print(table(found, 80, plain=True))
     assert "█" not in plain.getvalue()
+
+
+def test_each_course_has_a_scale_of_its_own_with_its_ends(found: Overview) -> None:
+    """On one scale for all, a layer with small logits is flat beside one with large ones."""
+    site = found.courses[0].site
+    small, large = ((place / 10, place / 5, place) for place in (0.02, 400.0))
+    courses = tuple(
+        replace(found.courses[0], site=replace(site, name=f"layers.{place}.attn"), normalized_entropy=values,
+                max_logit=values, last_normalized_entropy=values[1], last_max_logit=values[1])
+        for place, values in enumerate((small, large, (0.5, None, 0.5)))
+    )  # fmt: skip
+    said = [line.split() for line in drawn(replace(found, courses=courses, alarms=(), changes=()), "en").splitlines()]
+    rows = {line[0]: line[1:] for line in said if line[:1] in (["0"], ["1"], ["2"])}
+    assert rows["0"] == ["▁▁█", "0.002", "0.020", "0.004", "▁▁█", "0.0", "0.0", "0.0"]
+    assert rows["1"] == ["▁▁█", "40.000", "400.000", "80.000", "▁▁█", "40.0", "400.0", "80.0"]
+    assert rows["2"][:3] == ["▁", "▁", "0.500"]
+    (heading,) = (line for line in said if line[-4:] == ["logit", "min", "max", "now"])
+    assert heading[-8:-4] == ["min", "max", "now", "largest"]
+    for width in (60, 80, 100, 120):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(table(found, width))
+        assert isinstance(console.file, io.StringIO)
+        said = console.file.getvalue()
+        lines = said.splitlines()
+        assert max(map(len, lines)) <= width
+        assert ("min" in " ".join(lines)) == (width >= 80)
+        assert "…" not in said.partition("largest changes")[0], "no column is cut"
+
+
+def test_an_alarm_of_few_rows_says_so_beside_a_table_of_all_rows(found: Overview) -> None:
+    def shown(kind: str, language: str = "en") -> str:
+        one = KINDS[kind].alarm("layers.0.attn", 2, 0.97, 0.95, None, {}, step=4, since=4)
+        return drawn(replace(found, alarms=(one,), fewest_keys=32), language)
+
+    told = "judged over rows that see 32 keys or more: diffuse. The table above shows all rows."
+    assert told in shown("diffuse").splitlines()
+    assert "只判断看到至少 32 个 key 的行：接近均匀。上面的表包含所有行。" in shown("diffuse", "zh")
+    assert "The table above" not in shown("logits")
+    assert found.to_dict()["fewest_keys"] == found.fewest_keys
+    scanned = readings.reading(
+        readings.site("h.0.attn", value=0.99), alarms=(KINDS["diffuse"].alarm("h.0.attn", 0, 0.99, 0.95),)
+    )
+    assert told in str(Scan(scanned, {}))
+
+
+def test_an_alarm_that_a_layer_takes_over_says_as_what_it_continues(found: Overview) -> None:
+    one = KINDS["collapsed"].alarm("layers.0.attn", 2, 0.01, 0.05, None, {}, step=4, since=4, ended=9)
+    one = replace(one, continues_as="layer_fallen", continues_since=9)
+    assert texts.alarm_line(one, "en").endswith("; steps 4 to 9, continues as layer_fallen since step 9")
+    assert texts.alarm_line(one, "zh").endswith("；第 4 到 9 步、自第 9 步起由整层坍缩接替")
+    assert texts.say(texts.brief(one)[1]) == "steps 4 to 9, continues as layer_fallen since step 9"
+    (document,) = replace(found, alarms=(one,)).to_dict()["alarms"]
+    assert (document["continues_as"], document["continues_since"]) == ("layer_fallen", 9)
 
 
 def test_an_alarm_in_english_is_its_message_and_its_course() -> None:

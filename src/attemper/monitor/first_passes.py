@@ -5,7 +5,12 @@ which, so they are measured and held back until it comes.
 from __future__ import annotations
 
 import time
+from operator import ne
 from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from attemper.monitor.collector import Collector
 from attemper.monitor.options import Schedule
@@ -18,6 +23,38 @@ LATE_STEP = (
     "attemper: the first watch.step() came after {} forward passes. Only 16 are kept until then, so these became "
     "steps, and this step has only its last pass. Call watch.step() once before the loop."
 )
+
+NO_STEP = (
+    "attemper: the weights change between these forward passes, and watch.step() was never called: each forward pass "
+    "counts as a step, also one of validation or of an accumulated gradient. In a training loop, call "
+    "watch.step(loss=loss) once after each optimizer.step()."
+)
+FEWEST_UPDATES = 2
+"""So many are a training."""
+MOST_LOOKED_AT = 256
+"""Passes between which updates are looked for."""
+
+
+class Updates:
+    """Counts updates of the weights between forward passes in training mode, by the versions of tensors: nothing is
+    hooked. Code that changes a few weights by itself, such as ``max_norm`` of an embedding, is none.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._versions: list[int] = []
+        self._passes = self.many = 0
+
+    def look(self) -> bool:
+        """Whether there were enough by now."""
+        self._passes += 1
+        if self._passes > MOST_LOOKED_AT or self.many >= FEWEST_UPDATES:
+            return self.many >= FEWEST_UPDATES
+        weights = (one for one in self._model.parameters() if one.requires_grad and not is_lazy(one))
+        before, self._versions = self._versions, [one._version for one in weights if not one.is_inference()]
+        if self._model.training and torch.is_grad_enabled() and len(before) == len(self._versions):
+            self.many += 2 * sum(map(ne, before, self._versions)) > len(before)
+        return self.many >= FEWEST_UPDATES
 
 
 class _Pass(NamedTuple):

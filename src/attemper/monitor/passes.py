@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from attemper.monitor.checked_model import NOT_RUN, why_not_all
-from attemper.monitor.first_passes import MOST_PASSES
+from attemper.monitor.first_passes import MOST_PASSES, NO_STEP, Updates
 from attemper.monitor.hooks import CompiledCall, Door, WrapperCall, call_of, is_running, quietly
 from attemper.monitor.model_state import ObstacleError
 from attemper.monitor.options import NO_ALARMS, WatchOptions
@@ -51,6 +51,8 @@ class Passes(SampledSteps):
         super().__init__(model, options, *given)
         self._told = options.limits is NO_ALARMS
         """Whether it was told what the first step does not show. Nobody asked a watch that another part keeps."""
+        self._updates = None if options.limits is NO_ALARMS else Updates(model)
+        """What tells a training whose steps are not."""
         self._pass: ExitStack | None = None
         self._raising: BaseException | None = None
         self._call: FrameType | None = None
@@ -145,6 +147,7 @@ class Passes(SampledSteps):
         if self._holding and self.passes >= MOST_PASSES:
             self._keep_passes()
             self._tell(due=True)
+        self._look_for_updates(due=not self._holding)
         self._inside, self._raising = True, sys.exc_info()[1]
         if module is not self.model:
             self._doors.close()  # no compiler is to find them
@@ -156,6 +159,15 @@ class Passes(SampledSteps):
                 self._run_shadow(module, args, kwargs)
         if self._compiled or (self.sampling and not self._always):
             self._begin_pass(args, kwargs)
+
+    @quietly
+    def _look_for_updates(self, due: bool) -> None:
+        """Says once what to write where a model is trained and no step is told. Not before it is ``due``: up to 16
+        passes may be of one step.
+        """
+        if not self._stepping and self._updates is not None and self._updates.look() and due:
+            self._updates = None
+            warnings.warn(NO_STEP, stacklevel=4)
 
     @quietly
     def _run_shadow(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -154,7 +154,8 @@ class Watch(Passes):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        self._told = self._told or error is not None  # a pass that failed shows nothing
+        if error is not None:  # a pass that failed shows nothing
+            self._told, self._updates = True, None
         self.close()
 
     def close(self) -> None:
@@ -167,6 +168,7 @@ class Watch(Passes):
             partial(tap.unsubscribe, self),
             partial(tap_buffers.unsubscribe, self),
             self._record,
+            partial(self._look_for_updates, due=True),
             self._keep_passes,
             partial(self._tell, due=self.passes > 0, stored=True),
             self._recorder.close,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from attemper.errors import InputError
@@ -20,7 +20,7 @@ from attemper.text import clean, first_of
 from attemper.text import number as shown
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
-TEXTS = ("message", "clause", "title", "advice", "line", "unit", "worst")
+TEXTS = ("message", "clause", "title", "advice", "line", "unit", "worst", "others", "alone")
 """Fields of an ``AlarmKind`` that are words alone."""
 MEAN_OF = "mean of "
 """Before the name of a quantity: its mean over the heads of a site, at the first of them."""
@@ -57,6 +57,10 @@ class AlarmKind:
     """The one line that holds it for this model: the end of its advice in a run. A format of ``step`` and of
     ``threshold``. Empty for a notice.
     """
+    others: tuple[str, ...] = ()
+    """Kinds of which its advice says what to do if they ring, too."""
+    alone: str = ""
+    """Its advice in a table that has none of them."""
     unit: str = ""
     """Of its limit."""
     law: str = "level"
@@ -114,6 +118,11 @@ class AlarmKind:
     def needs_ranks(self) -> bool:
         """Whether it compares the ranks of a merged history: no other has such an alarm."""
         return self.statistic == RANK_DIFFERENCE
+
+    @property
+    def names_threshold(self) -> bool:
+        """Whether its line is one of ``QKClip``."""
+        return "{threshold}" in self.line
 
     @property
     def has_statistic(self) -> bool:
@@ -187,14 +196,20 @@ class AlarmKind:
         """What to do, with the line of this run; of a scan, which has no step, without."""
         if not self.line or step is None:
             return self.advice
-        said = "..." if math.isnan(threshold) else f"{threshold:.3g}"
-        return f"{self.advice} {self.line.format(threshold=said, step=step)}"
+        line = NO_THRESHOLD if math.isnan(threshold) and self.names_threshold else self.line
+        return f"{self.advice} {line.format(threshold=f'{threshold:.3g}', step=step)}"
 
 
 _CLIP = (
     "If queries and keys are not normalised, limit the logits: attemper.QKClip(model, threshold={threshold}), and call "
     "its step() after the optimizer's."
 )
+NO_THRESHOLD = (
+    "attemper names no threshold for QKClip: max_logit is not known here, or is below 10, and a threshold below 5 "
+    "would flatten healthy heads."
+)
+"""In place of that line. Scores in [-5, 5] give one of 1,024 keys 0.956 of the weight at most."""
+_THRESHOLD = re.compile(r"(?<=QKClip\(model, threshold=)[\d.]+")
 _CHANGED = "attemper has no line that helps: {what} changed at step {{step}}."
 _SHARP = (
     "If the loss suffers, lower the learning rate. You can also keep its entropy up: with a temperature above 1, an "
@@ -316,6 +331,8 @@ ALARMS = (
         part_of="layer_fallen",
         advice="The heads of this layer changed within three readings. If an alarm of logits starts as well, follow "
         "its advice.",
+        others=("logits", "logit_growth"),
+        alone="The heads of this layer changed within three readings.",
         line=_CHANGED.format(what="the data, the learning rate or the scale of the scores"),
     ),
     AlarmKind(
@@ -503,6 +520,9 @@ ALARMS = (
         advice="If alarms of heads start at these steps too, lower the learning rate or go back to a checkpoint first. "
         "If not, check the data of these steps: another file, repeated or shuffled texts, wrong labels. Skip them if "
         "they are bad.",
+        others=("logits", "logit_growth", "layer_fallen", "entropy_shift", "falling"),
+        alone="Check the data of these steps: another file, repeated or shuffled texts, wrong labels. Skip them if "
+        "they are bad.",
         line=_CHANGED.format(what="the data or the learning rate"),
     ),
     AlarmKind(
@@ -520,6 +540,8 @@ ALARMS = (
         title="NaN or infinite loss",
         advice="If heads have NaN or infinite scores, start with the first layer that has them. If not, look for "
         "labels that are all masked, and for overflow in half precision.",
+        others=("nonfinite",),
+        alone="Look for labels that are all masked, and for overflow in half precision.",
         line="attemper has no line that helps: NaN stays NaN. Go back to a checkpoint before step {step}.",
     ),
 )
@@ -582,6 +604,24 @@ def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str, bool], list[Alarm
     return {key: sorted(found, key=urgency) for key, found in groups.items()}
 
 
+def with_shared_advice(alarms: Iterable[Alarm], among: Iterable[Alarm]) -> tuple[Alarm, ...]:
+    """Alarms with their advice as a table says it that has those ``among`` which they are: all lines name the least
+    threshold of any, which acts on every head, and what to do beside others is said where there are any.
+    """
+    alarms = tuple(alarms)
+    every = (*alarms, *among)
+    least = min((one for alarm in every for one in _THRESHOLD.findall(alarm.advice)), key=float, default="")
+    found = {alarm.kind for alarm in every}
+
+    def advice(alarm: Alarm) -> str:
+        kind = KINDS.get(alarm.kind)
+        if kind is not None and kind.alone and found.isdisjoint(kind.others):
+            return alarm.advice.replace(kind.advice, kind.alone)
+        return _THRESHOLD.sub(least, alarm.advice)
+
+    return tuple(replace(one, advice=advice(one)) for one in alarms)
+
+
 def is_heard(alarm: Alarm) -> bool:
     """Whether an alarm is a warning or worse."""
     return level_of(alarm.severity) != SEVERITIES[0]
@@ -590,6 +630,7 @@ def is_heard(alarm: Alarm) -> bool:
 COURSE = {
     "since": "since step {since:,}",
     "span": "steps {since:,} to {ended:,}",
+    "goes_on": "continues as {kind} since step {since:,}",
     "worst": "worst {value} at step {step:,}",
     "latest": "latest {value} at step {step:,}",
 }
@@ -600,6 +641,8 @@ def course(alarm: Alarm, unit: str = "") -> Iterator[tuple[str, dict[str, Any]]]
     """Keys of ``COURSE`` and what is put into them: when it stood; its worst and latest value, if of later steps."""
     if alarm.since is not None:
         yield "since" if alarm.ended is None else "span", {"since": alarm.since, "ended": alarm.ended}
+    if alarm.continues_as is not None:
+        yield "goes_on", {"kind": alarm.continues_as, "since": alarm.continues_since}
     for name, value, step in ("worst", alarm.worst, alarm.worst_step), ("latest", alarm.latest, alarm.latest_step):
         if step is not None and step != alarm.since:
             share = alarm.kind in KINDS and KINDS[alarm.kind].judged
@@ -619,7 +662,7 @@ def with_course(alarm: Alarm) -> str:
     return f"{alarm.message}; {said}" if said else alarm.message
 
 
-_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
+_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z]|attemper )")
 MOST_PLACES = 3
 """Alarms of a kind that a line of log has in full."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from sys import byteorder
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +28,8 @@ LOGITS = KINDS["logits"].quantity
 """What the line that holds an alarm is said in."""
 MOST_CLIPPED = 100.0
 """The largest threshold that the line names: that of Kimi K2, which the remedies' table was made with."""
+LEAST_CLIPPED = 5.0
+"""The least: see ``NO_THRESHOLD``."""
 WHOLE_FIRST = sorted(OF_HEADS, key=lambda kind: not kind.whole)
 """In the order of judging: where a whole site rings, its heads raise no alarm of their own."""
 MOST_ENDED = 10_000
@@ -155,12 +158,11 @@ class Judge:
     @property
     def standing(self) -> tuple[Alarm, ...]:
         """The alarms that are on, the worst first."""
-        past = (*self._ended, *self._now.ended)
+        clips = _clips(self._now.kinds, (*self._ended, *self._now.ended))
         found = [
-            self._alarm(kind, column, state.figures[:, :, column], state.origins[column], threshold)
+            self._alarm(clips, kind, column, state.figures[:, :, column], state.origins[column])
             for kind in OF_HEADS
             for state in (self._now.kinds[kind.name],)
-            for threshold in (_threshold(kind, state, past),)
             for column in np.flatnonzero(state.on).tolist()
         ]
         return tuple(sorted((*self.loss.standing, *found), key=lambda alarm: -SEVERITIES.index(alarm.severity)))
@@ -169,8 +171,10 @@ class Judge:
     def alarms(self) -> tuple[Alarm, ...]:
         """Every alarm so far, in the order of ``urgency``; of those that have ended, the latest ``MOST_ENDED``."""
         past = (*self._ended, *self._now.ended)
-        thresholds = {kind.name: _threshold(kind, self._now.kinds[kind.name], past) for kind in OF_HEADS}
-        ended = (self._alarm(*one[:4], thresholds[one.kind.name], one.step) for one in past)
+        clips = _clips(self._now.kinds, past)
+        ended = (
+            replace(self._alarm(clips, *one), **goes_on) for one, goes_on in zip(past, self._goes_on(past), strict=True)
+        )
         found = (*ended, *(one for one in self.loss.alarms if one.ended is not None), *self.standing)
         places = {site.name: place for place, site in enumerate(self._columns.sites)}
 
@@ -178,6 +182,20 @@ class Judge:
             return *urgency(alarm), places.get(alarm.site, -1), -1 if alarm.head is None else alarm.head
 
         return tuple(sorted(found, key=order))
+
+    def _goes_on(self, past: Sequence[PastAlarm]) -> Iterator[dict[str, Any]]:
+        """Of alarms that have ended: the fields of the one of their site that took their place."""
+        stood = defaultdict[tuple[str, int], list[tuple[float, float]]](list)
+        for one in past:
+            stood[one.kind.name, one.column].append((one.figures[FIRST, STEP], one.step))
+        for name in {kind.part_of for kind in OF_HEADS if kind.part_of}:
+            state = self._now.kinds[name]
+            for column in np.flatnonzero(state.on).tolist():
+                stood[name, column].append((state.figures[FIRST, STEP, column], math.inf))
+        for one in past:
+            first = self._columns.starts[self._columns.site[one.column]]
+            over = [since for since, end in stood.get((one.kind.part_of, first), ()) if since <= one.step < end]
+            yield {"continues_as": one.kind.part_of, "continues_since": int(over[-1])} if over else {}
 
     @property
     def untrained(self) -> bool:
@@ -239,7 +257,7 @@ class Judge:
         near = self._near_uniform(found[UNIFORM.quantity]) if self._before.untrained and len(self._columns) else 0
         kinds: dict[str, KindState] = {}
         ended: list[PastAlarm] = []
-        changed: list[Alarm] = []
+        changed: list[tuple[Any, ...]] = []
         nowhere, healthy = np.zeros(len(self._columns), bool), np.ones(len(self._columns), bool)
         for kind in WHOLE_FIRST:
             old = self._before.kinds[kind.name]
@@ -251,13 +269,14 @@ class Judge:
                 continue
             over, begun = (np.flatnonzero(one).tolist() for one in (old.on & ~new.on, new.on & ~old.on))
             ended += [PastAlarm(kind, at, old.figures[:, :, at].copy(), old.origins[at], step) for at in over]
-            threshold = _threshold(kind, new, (*self._ended, *ended)) if over or begun else math.nan
             gone = ended[len(ended) - len(over) :]
-            changed += [self._alarm(*one[:4], threshold, step) for one in gone if not whole[one.column]]
-            changed += [self._alarm(kind, at, new.figures[:, :, at], new.origins[at], threshold) for at in begun]
+            changed += [one for one in gone if not whole[one.column]]
+            changed += [(kind, at, new.figures[:, :, at], new.origins[at]) for at in begun]
             if kind.is_ill:
                 healthy &= ~(self._whole(new.on) if kind.whole else new.on)
-        return State(step, kinds, healthy, near > 0, near, tuple(ended), tuple(changed))
+        clips = _clips(kinds, (*self._ended, *ended) if changed else ())
+        alarms = tuple(self._alarm(clips, *one) for one in changed)
+        return State(step, kinds, healthy, near > 0, near, tuple(ended), alarms)
 
     def _near_uniform(self, entropies: Array) -> int:
         """How many heads in training mode are near uniform; 0 if not more than half of those that are judged."""
@@ -376,15 +395,17 @@ class Judge:
 
     def _alarm(
         self,
+        clips: Array,
         kind: AlarmKind,
         column: int,
         figures: Array,
         origin: tuple[float, int] | None,
-        threshold: float,
         ended: int | None = None,
     ) -> Alarm:
-        """``figures`` [3, FIGURES] of this column."""
+        """``figures`` [3, FIGURES] of this column; ``clips``: as ``_clips`` gives them."""
         first, worst, latest = figures.tolist()
+        steps, least = clips
+        clip = math.nan if first[LOGIT] < 2 * LEAST_CLIPPED else least[steps.searchsorted(first[STEP], "right") - 1]
         value, limit = figure_of(kind), None if kind.limit is None else float(self._bounds[kind.name][column])
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
@@ -392,7 +413,7 @@ class Judge:
             first[value],
             limit * first[BEFORE] if limit is not None and value == NOW else limit,
             origin,
-            {"now": first[NOW], "before": first[BEFORE], "total": first[TOTAL], "threshold": threshold},
+            {"now": first[NOW], "before": first[BEFORE], "total": first[TOTAL], "threshold": clip},
             step=int(first[STEP]),
             since=int(first[STEP]),
             ended=ended,
@@ -417,16 +438,17 @@ def _identity(alarm: Alarm) -> tuple[Any, ...]:
     return alarm.kind, alarm.site, alarm.head, alarm.ended is None
 
 
-def _threshold(kind: AlarmKind, now: KindState, past: Iterable[PastAlarm]) -> float:
-    """The one that the lines of all its alarms name: half the largest logit of the heads that began first, of several
-    the least. Later alarms do not change it. NaN where no line names one, or no logit is known.
+def _clips(kinds: Mapping[str, KindState], past: Iterable[PastAlarm]) -> tuple[Array, Array]:
+    """Steps at which alarms began whose lines name a threshold, ascending, and the one that they name from there on:
+    half the least of the largest logits so far, so that it acts on every head up to there. NaN while none is known.
     """
-    if "{threshold}" not in kind.line:
-        return math.nan
-    figures = [now.figures[FIRST][:, now.on], *(one.figures[FIRST][:, None] for one in past if one.kind is kind)]
-    first = np.concatenate(figures, 1)
-    began = first[STEP] == first[STEP].min(initial=math.inf)
-    return min(float(np.fmin.reduce(first[LOGIT, began], initial=math.nan)) / 2, MOST_CLIPPED)
+    standing = (kinds[kind.name] for kind in OF_HEADS if kind.names_threshold)
+    ended = (one.figures[FIRST][:, None] for one in past if one.kind.names_threshold)
+    nothing = np.full((FIGURES, 1), -np.inf)
+    first = np.concatenate([nothing, *ended, *(one.figures[FIRST][:, one.on] for one in standing)], 1)
+    first = first[:, first[STEP].argsort(kind="stable")]
+    own = np.where(first[LOGIT] < 2 * LEAST_CLIPPED, np.nan, np.minimum(first[LOGIT] / 2, MOST_CLIPPED))
+    return first[STEP], np.fmin.accumulate(own)
 
 
 def beyond_floor(kind: AlarmKind, now: Array) -> np.ndarray:

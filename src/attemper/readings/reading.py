@@ -210,6 +210,10 @@ class Alarm:
     latest: float | None = None
     """What it was in the last sample of its head in which the alarm stood."""
     latest_step: int | None = None
+    continues_as: str | None = None
+    """The kind of the alarm of its site that took its place as it ended: ``layer_fallen`` of all heads."""
+    continues_since: int | None = None
+    """The step at which that one began."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +288,12 @@ class Reading:
         return f"nothing was measured: {why}."
 
     @property
+    def unknown_roles(self) -> dict[str, str]:
+        """Each role that no head has a score of, and what such a score needs; empty where no roles were read."""
+        read = [head.roles for head in self.heads if head.roles is not None]
+        return {role.name: role.needs for role in ROLES if read and all(one.get(role.name) is None for one in read)}
+
+    @property
     def untrained_note(self) -> str | None:
         """The last of the notes, where the watched model looks untrained; else None."""
         return untrained_note(self.untrained_heads, len(self.heads))
@@ -295,6 +305,7 @@ class Reading:
             "schema": SCHEMA,
             **plain,
             "versions": None if self.versions is None else dict(self.versions),
+            **({"unknown_roles": self.unknown_roles} if any(head.roles for head in self.heads) else {}),
             "notes": list(self.notes),
             "sites": [site.to_dict() for site in self.sites],
             "skipped": [skipped.to_dict() for skipped in self.skipped],

@@ -47,6 +47,8 @@ class Role:
     name: str
     meaning: str
     """What its score is, in a sentence."""
+    needs: str
+    """Without what no head has a score."""
     values: Callable[[RoleText], Any] | None
     """[Q, K] or [K]: u of ``sum p u``, such as 1 for keys that count; gives None where it is not known."""
     score: Callable[[RoleText, Any, Any], Any]
@@ -123,28 +125,62 @@ def _evenness(text: RoleText, *_: Any) -> Any:
     return _mean(text.normalized_entropy, _choosing(text))
 
 
-def _on(name: str, meaning: str, keys: Callable[[RoleText], Any], threshold: float = 0.4) -> Role:
-    return Role(name, meaning, keys, _weight_on, threshold)
+def _on(name: str, meaning: str, needs: str, keys: Callable[[RoleText], Any], threshold: float = 0.4) -> Role:
+    return Role(name, meaning, needs, keys, _weight_on, threshold)
 
 
+_REPEATS = "the model to read token ids, and 8 rows whose token came before (try roles='repeated')"
 ROLES = (
-    _on("previous token", "Weight on the token before the query's own.", _at(1)),
-    _on("next token", "Weight on the token after the query's own.", _at(-1)),
-    _on("own token", "Weight on the query's own token.", _at(0)),
-    _on("first token", "Weight on the first token of the text: a sink.", lambda text: text.first),
-    _on("separator", "Weight on punctuation and separators behind the first token.", _separators, 0.6),
-    _on("duplicate token", "Weight on earlier occurrences of the query's token.", _duplicates),
-    _on("induction", "Weight on the tokens that followed earlier occurrences of the query's token.", _after_duplicates),
+    _on(
+        "previous token",
+        "Weight on the token before the query's own.",
+        "8 rows that see the token before theirs",
+        _at(1),
+    ),
+    _on(
+        "next token",
+        "Weight on the token after the query's own.",
+        "8 rows that see the token after theirs, which a causal mask hides",
+        _at(-1),
+    ),
+    _on("own token", "Weight on the query's own token.", "8 rows that see their own token and another", _at(0)),
+    _on(
+        "first token",
+        "Weight on the first token of the text: a sink.",
+        "8 rows that see the first token",
+        lambda text: text.first,
+    ),
+    _on(
+        "separator",
+        "Weight on punctuation and separators behind the first token.",
+        "tokenizer=, and 8 rows that see punctuation or separators",
+        _separators,
+        0.6,
+    ),
+    _on("duplicate token", "Weight on earlier occurrences of the query's token.", _REPEATS, _duplicates),
+    _on(
+        "induction",
+        "Weight on the tokens that followed earlier occurrences of the query's token.",
+        _REPEATS,
+        _after_duplicates,
+    ),
     Role(
         "local",
         "1 less the mean distance to the keys, as a share of that of equal weights.",
+        "8 rows that see two keys, and their positions (cross attention has none)",
         _distances,
         _nearness,
         threshold=0.8,
         general=True,
     ),
     Role(
-        "diffuse", "Entropy of the weights, as a share of that of equal weights.", None, _evenness, 0.95, general=True
+        "diffuse",
+        "Entropy of the weights, as a share of that of equal weights.",
+        "8 rows that see two keys",
+        None,
+        _evenness,
+        0.95,
+        general=True,
     ),
 )
 ROLE_OF = {role.name: role for role in ROLES}

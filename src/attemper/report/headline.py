@@ -173,7 +173,8 @@ def _gaps(reading: Reading, heads: list[HeadReading]) -> list[Message]:
 
 def _past(alarms: Sequence[Alarm]) -> Iterator[Message]:
     """Warnings and worse that came and went."""
-    ended = {alarm: alarm.ended for alarm in alarms if alarm.ended is not None and is_heard(alarm)}
+    over = (alarm for alarm in alarms if alarm.continues_as is None and is_heard(alarm))
+    ended = {alarm: alarm.ended for alarm in over if alarm.ended is not None}
     if ended:
         kinds = [alarm_title(kind) for kind in dict.fromkeys(alarm.kind for alarm in ended)]
         yield message("verdict.past", n=len(ended), step=max(ended.values()), kinds=Names(kinds[:3]))

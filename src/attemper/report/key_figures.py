@@ -8,7 +8,7 @@ from typing import Any
 
 from attemper.readings.alarms import by_kind, is_heard, level_of, urgency
 from attemper.readings.reading import Alarm, HeadReading, Reading, SiteReading, column_of
-from attemper.readings.roles import ROLES
+from attemper.readings.roles import ROLE_OF, ROLES
 from attemper.report.document import Quantity, Tower, by_name, mode_of, place_of, site_of, spoken_labels
 from attemper.report.texts import (
     Date,
@@ -271,6 +271,12 @@ def role_choices(reading: Reading) -> list[tuple[int, Message]]:
     return [
         (place, message("role.choice", role=name, n=own.count(place))) for place, name in names.items() if place in own
     ]
+
+
+def unknown_roles(reading: Reading) -> list[Message]:
+    """Which roles no head has a score of, and what such a score needs."""
+    keys = [f"role.{ROLE_OF[name].key}" for name in reading.unknown_roles]
+    return [message("role.needs", role=message(f"{key}.name"), needs=message(f"{key}.needs")) for key in keys]
 
 
 def rows(reading: Reading, kinds: tuple[Quantity, ...]) -> tuple[Row, ...]:

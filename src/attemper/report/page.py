@@ -20,7 +20,7 @@ from attemper.readings.reading import Reading
 from attemper.report import texts
 from attemper.report.document import archive, document, file_name, quantities, towers
 from attemper.report.headline import verdict
-from attemper.report.key_figures import figures, groups, origin, picture_places, role_choices, rows
+from attemper.report.key_figures import figures, groups, origin, picture_places, role_choices, rows, unknown_roles
 from attemper.report.picture import MOST_PICTURES, Weights, pictures
 from attemper.report.texts import Message, live_texts, mark, message, say, span
 from attemper.text import clean, cut, script_json
@@ -138,6 +138,7 @@ def render(reading: Reading, *, look: Mapping[str, Any] | None = None, **given: 
             ],
             rows=rows(reading, given["quantities"]),
             roles=role_choices(reading),
+            unknown_roles=unknown_roles(reading),
             short_title=cut(given["title"], 120) if isinstance(given["title"], str) else given["title"],
             policy=policy(style, (library, script), look),
             live=_live(look),

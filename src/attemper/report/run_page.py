@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from attemper.files import write_whole
-from attemper.readings.alarms import SEVERITIES, level_of
+from attemper.readings.alarms import SEVERITIES, level_of, with_shared_advice
 from attemper.readings.reading import Alarm, Reading, SiteReading
 from attemper.report import texts
 from attemper.report.document import by_name, document, file_name, quantities, site_of, towers
@@ -103,8 +103,8 @@ def _words(run: StoredRun, reading: Reading, alarms: Sequence[Alarm], notes: Seq
         "file_name": file_name(run.name),
         "verdict": verdict(reading, past),
         "figures": (*([first] if first else ()), *figures(reading, drawn, _when(run, reading))),
-        "groups": groups(reading, drawn, most=FEW_PLACES),
-        "ended": groups(reading, drawn, past, FEW_PLACES),
+        "groups": groups(reading, drawn, with_shared_advice(reading.alarms, alarms), FEW_PLACES),
+        "ended": groups(reading, drawn, with_shared_advice(past, alarms), FEW_PLACES),
         "notes": [texts.note(note) for note in dict.fromkeys(notes)],
         "towers": drawn,
         "quantities": quantities(reading),

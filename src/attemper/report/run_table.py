@@ -23,6 +23,7 @@ from attemper.report.texts import (
     advice,
     alarm_line,
     alarm_name,
+    few_rows,
     message,
     note,
     reason,
@@ -40,8 +41,8 @@ _PLAIN = str.maketrans(dict(zip(BARS, "_.-:=+*#", strict=True)))
 """Bars for terminals that have only ASCII."""
 FEWEST_LETTERS = 12
 """That a site's name is cut to."""
-_OTHER_COLUMNS = 30
-"""Width of what stands beside the bars."""
+_WIDE = 76
+"""Columns from which on the ends of each scale have room."""
 
 
 Say = Callable[..., str]
@@ -57,20 +58,20 @@ def table(overview: Overview, width: int, *, plain: bool = False, language: str 
     parts: list[RenderableType] = [*_headlines(overview, t, language)]
     labels = (course.site for course in overview.courses)
     sites = tuple(SiteReading(one.name, one.kind, one.mode, 0, 0, (), one.normalizer, one.layer) for one in labels)
-    bars = bars_of(width, most=width)
+    bars, ends = bars_of(width, most=width), width >= _WIDE
     if overview.scalars:
-        parts.append(_scalars(overview.scalars, bars, plain, t))
+        parts.append(_scalars(overview.scalars, bars, ends, plain, t))
     for stack in stacks(sites):
         what = f"  {t('site.kind', kind=kind_of(stack.kind), mode=_mode(stack.mode))}"
         parts.append(Text.assemble("\n", (_fit(clean(stack.pattern), width - cell_len(what)), "bold"), what))
-        parts.append(_stack(stack, [overview.courses[place] for place in stack.places], bars, plain, t))
+        parts.append(_stack(stack, [overview.courses[place] for place in stack.places], bars, ends, plain, t))
     parts += [*_changes(overview, width, t), *_alarms(overview, t, language)]
     return Group(*parts)
 
 
 def bars_of(width: int, most: int = 60) -> int:
     """How many columns of a course have room."""
-    return min(most, max(4, (width - _OTHER_COLUMNS) // 2))
+    return min(most, max(4, (width - (50 if width >= _WIDE else 30)) // 2))
 
 
 def _headlines(overview: Overview, t: Say, language: str) -> Iterator[Text]:
@@ -112,36 +113,58 @@ def _as_text(text: str, known: Callable[[str], Message | str]) -> Message | str:
     return found if isinstance(found, Message) else text
 
 
-def _scalars(scalars: Sequence[ScalarCourse], bars: int, plain: bool, t: Say) -> Table:
+def _scalars(scalars: Sequence[ScalarCourse], bars: int, ends: bool, plain: bool, t: Say) -> Table:
     """What the loop gave with each step, above the layers."""
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column(f"\n{t('show.scalar')}", justify="right")
     grid.add_column(f"\n{t('show.every_step')}", no_wrap=True)
-    grid.add_column(f"\n{t('show.now')}", justify="right", no_wrap=True)
+    for title in _scale_titles(ends, t):
+        grid.add_column(f"\n{title}", justify="right", no_wrap=True)
     for one in scalars:
-        line = sparkline(one.values, bars)
-        grid.add_row(clean(one.name), line.translate(_PLAIN) if plain else line, number(one.last, 4))
+        grid.add_row(clean(one.name), *_course_cells(one.values, one.last, bars, ends, plain, number))
     return grid
 
 
-def _stack(stack: Stack, courses: Sequence[Course], bars: int, plain: bool, t: Say) -> Table:
+def _stack(stack: Stack, courses: Sequence[Course], bars: int, ends: bool, plain: bool, t: Say) -> Table:
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column(t(f"table.{stack.column}"), justify="right")
     for title in (t("show.entropy"), f" {t('show.logit')}"):
         grid.add_column(title, no_wrap=True)
-        grid.add_column(t("show.now"), justify="right", no_wrap=True)
-    largest = max((value for course in courses for value in course.max_logit if value is not None), default=0.0)
+        for number_title in _scale_titles(ends, t):
+            grid.add_column(number_title, justify="right", no_wrap=True)
     for course, label in zip(courses, stack.labels, strict=True):
-        entropy, logit = course.normalized_entropy, course.max_logit
-        lines = sparkline(entropy, bars, low=0.0, high=1.0), sparkline(logit, bars, low=0.0, high=largest)
-        drawn = [line.translate(_PLAIN) if plain else line for line in lines]
-        now = _now(course.last_normalized_entropy, ".2f"), _now(course.last_max_logit, ".1f")
-        grid.add_row(clean(label), drawn[0], now[0], f" {drawn[1]}", now[1])
+        entropy = _course_cells(
+            course.normalized_entropy, course.last_normalized_entropy, bars, ends, plain, _digits(3)
+        )
+        line, *numbers = _course_cells(course.max_logit, course.last_max_logit, bars, ends, plain, _digits(1))
+        grid.add_row(clean(label), *entropy, f" {line}", *numbers)
     return grid
 
 
-def _now(value: float | None, digits: str) -> str:
-    return "-" if value is None else f"{value:{digits}}"
+def _scale_titles(ends: bool, t: Say) -> Iterator[str]:
+    """What stands beside a course: what its lowest and its highest bar are, and the last number."""
+    return map(t, ("show.low", "show.high", "show.now") if ends else ("show.now",))
+
+
+def _course_cells(
+    values: Sequence[float | None],
+    last: float | None,
+    bars: int,
+    ends: bool,
+    plain: bool,
+    said: Callable[[float | None], str],
+) -> tuple[str, ...]:
+    """A course as bars on a scale of its own, so that small values do not look flat beside large ones; the ends of that
+    scale, and the last number.
+    """
+    known = [value for value in values if value is not None]
+    low, high = min(known, default=None), max(known, default=None)
+    line = sparkline(values, bars, low=low, high=high)
+    return line.translate(_PLAIN) if plain else line, *map(said, (low, high, last) if ends else (last,))
+
+
+def _digits(places: int) -> Callable[[float | None], str]:
+    return lambda value: number(value) if value is None or abs(value) >= 1000 else f"{value:.{places}f}"
 
 
 def _changes(overview: Overview, width: int, t: Say) -> Iterator[RenderableType]:
@@ -202,5 +225,7 @@ def _alarms(overview: Overview, t: Say, language: str) -> Iterator[RenderableTyp
         if len(group) > MOST_ALARMS:
             yield indent(t("show.more", n=len(group) - MOST_ALARMS), "dim")
         yield indent(t("as_is", said=advice(group[0])))
+    if few := few_rows(overview.alarms, overview.fewest_keys):
+        yield Text(t("as_is", said=few), style="dim")
     for one in overview.not_judged:
         yield Text(t("as_is", said=_as_text(one, note)) if language != "en" else clean(one), style="dim")

@@ -9,11 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from attemper.readings.alarms import SEVERITIES, by_kind, level_of, with_course
+from attemper.readings.alarms import SEVERITIES, by_kind, level_of, with_course, with_shared_advice
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.readings.roles import ROLES
 from attemper.readings.stacks import Stack, heads_of_roles, over_heads, stacks
+from attemper.report.texts import few_rows, say
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
 from attemper.text import clean, count, counts
 
@@ -108,8 +108,8 @@ def _roles(reading: Reading) -> Iterator[RenderableType]:
     if none := sum(head.role is None for _, head, _ in heads):
         grid.add_row("no role", str(none), "", style="dim")
     yield grid
-    if unknown := [role.name for role in ROLES if all(scores.get(role.name) is None for *_, scores in heads)]:
-        yield Text(f"not known: {', '.join(unknown)}", style="dim")
+    for role, needs in reading.unknown_roles.items():
+        yield Text(f"not known: {role} (needs {needs})", style="dim")
 
 
 def _alarms(reading: Reading) -> Iterator[RenderableType]:
@@ -123,11 +123,13 @@ def _alarms(reading: Reading) -> Iterator[RenderableType]:
         yield Text("no other alarms")
     elif judged := sum(head.judged for head in reading.heads):
         yield Text(f"no alarms in the {judged} of {count(len(reading.heads), 'head')} that were judged", style="green")
+    if few := few_rows(reading.alarms, reading.fewest_keys):
+        yield Text(say(few), style="dim")
     yield from (Text(clean(note), style="yellow") for note in reading.notes)
 
 
 def _of_kinds(alarms: tuple[Alarm, ...]) -> Iterator[RenderableType]:
-    for (severity, kind, by_job), group in by_kind(alarms).items():
+    for (severity, kind, by_job), group in by_kind(with_shared_advice(alarms, alarms)).items():
         many = count(len(group), "layer" if group[0].head is None else "head")
         what = f" {clean(kind)}{', by their role' if by_job else ''}: {many}{_steps(group)}"
         yield Text.assemble((clean(severity), STYLES[level_of(severity)]), what)

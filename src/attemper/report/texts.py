@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from attemper.fingerprints.advice import ADVICE as ADVICE_ON_RUNS
 from attemper.fingerprints.advice import AGAIN
-from attemper.readings.alarms import ALARMS, COURSE, KINDS, course, with_course
+from attemper.readings.alarms import ALARMS, COURSE, KINDS, NO_THRESHOLD, course, with_course
 from attemper.readings.reading import Alarm
 from attemper.readings.roles import ADVICE, BY_JOB, ROLES
 from attemper.statistics import SHOWN
@@ -144,7 +144,7 @@ def texts(language: str) -> dict[str, Text]:
 
 
 def _of_alarms() -> dict[str, Text]:
-    found: dict[str, Text] = {}
+    found: dict[str, Text] = {"alarm.no_threshold": f"{{said}} {NO_THRESHOLD}"}
     for kind in ALARMS:
         of = f"alarm.{kind.name}"
         one, other = kind.clause if kind.whole else (f"head {kind.clause[0]}", f"heads {kind.clause[1]}")
@@ -155,6 +155,8 @@ def _of_alarms() -> dict[str, Text]:
             found[f"{of}.unit"] = kind.unit_of_value
         if kind.line:
             found[f"{of}.line"] = f"{kind.advice} {kind.line}"
+        if kind.alone:
+            found |= {f"{of}.alone": kind.alone, f"{of}.alone_line": f"{kind.alone} {kind.line}"}
         if kind.worst:
             found[f"{of}.worst"] = f", {kind.worst} {{value}}"
     return found | {f"alarm.{key}": _PLACE.sub(r"{\1}", text) for key, text in COURSE.items()}
@@ -180,6 +182,7 @@ def _of_roles() -> dict[str, Text]:
     for role in ROLES:
         of = f"role.{role.key}"
         found |= {f"{of}.name": role.name, f"{of}.title": role.title, f"{of}.meaning": role.meaning}
+        found[f"{of}.needs"] = role.needs
     return found
 
 
@@ -273,8 +276,9 @@ def severity_title(severity: str) -> Message | str:
 
 def advice(alarm: Alarm) -> Message | str:
     """What to do. An alarm that says something else than its kind keeps its own words."""
-    keys = ("role.advice", *(f"alarm.{alarm.kind}.{part}" for part in ("advice", "line")))
-    return recognise(alarm.advice, [key for key in keys if key in texts("en")]) or clean(alarm.advice)
+    of_kind = (f"alarm.{alarm.kind}.{part}" for part in ("advice", "line", "alone", "alone_line"))
+    keys = [key for key in ("role.advice", *of_kind, "alarm.no_threshold") if key in texts("en")]
+    return recognise(alarm.advice, keys) or clean(alarm.advice)
 
 
 def said(alarm: Alarm) -> Message | str:
@@ -306,7 +310,8 @@ def brief(alarm: Alarm) -> tuple[Message | str, Message | str, Message | str]:
     if "worst" in parts:
         words = message("show.line", said=words, when=parts.pop("worst"))
     rest += [parts.pop("latest")] if "latest" in parts else []
-    return words, next(iter(parts.values()), ""), message("as_is", said=Names(rest)) if rest else ""
+    when = next(iter(parts.values()), "") if len(parts) < 2 else message("as_is", said=Names([*parts.values()]))
+    return words, when, message("as_is", said=Names(rest)) if rest else ""
 
 
 def basis(kind: str, fewest_keys: int) -> Message | str:
@@ -314,6 +319,12 @@ def basis(kind: str, fewest_keys: int) -> Message | str:
     if kind not in KINDS or not KINDS[kind].judged:
         return ""
     return message("alarms.of_layer" if KINDS[kind].whole else "alarms.of_rows", n=fewest_keys)
+
+
+def few_rows(alarms: Iterable[Alarm], fewest_keys: int) -> Message | str:
+    """Which kinds of alarms judge fewer rows than a table shows; empty where none does."""
+    kinds = dict.fromkeys(alarm.kind for alarm in alarms if basis(alarm.kind, fewest_keys))
+    return message("alarms.few_rows", n=fewest_keys, kinds=Names([alarm_name(kind) for kind in kinds])) if kinds else ""
 
 
 def place_of_alarm(alarm: Alarm) -> Message:
@@ -334,6 +345,8 @@ def alarm_line(alarm: Alarm, language: str) -> str:
 
 
 def _with_unit(kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    if "kind" in values:
+        return values | {"kind": alarm_name(values["kind"])}
     if "value" not in values or kind not in KINDS or not KINDS[kind].unit_of_value:
         return values
     unit = message(f"alarm.{kind}.unit")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from attemper.readings.alarms import LOSS
+from attemper.readings.alarms import LOSS, with_shared_advice
 from attemper.readings.history import History, Trend, block_means, is_telling, mean, trend
-from attemper.readings.reading import Alarm, number, untrained_note
+from attemper.readings.reading import FEWEST_KEYS, Alarm, number, untrained_note
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.statistics import SHOWN
 from attemper.store.ranks import columns
@@ -111,6 +111,8 @@ class Overview:
     alarms: tuple[Alarm, ...]
     not_judged: tuple[str, ...]
     """What alarms do not cover, and why."""
+    fewest_keys: int = FEWEST_KEYS
+    """Rows that see fewer keys are in the courses, and some alarms leave them out."""
     unmeasured: str | None = None
     """Why nothing was measured; None where anything was."""
 
@@ -168,8 +170,9 @@ def overview(run: StoredRun, statistic: str = SHARPNESS, *, bars: int = 32, top:
             scalars=tuple(_scalars(run, bars)),
             statistic=found.statistic if found else statistic,
             changes=tuple(_changes(found, top)) if found else (),
-            alarms=judge.alarms,
+            alarms=with_shared_advice(judge.alarms, judge.alarms),
             not_judged=tuple(note for note in (untrained, *judge.notes) if note),
+            fewest_keys=judge.fewest_keys,
             unmeasured=why_unmeasured(run.ranks),
         )
 

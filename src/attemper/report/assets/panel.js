@@ -61,7 +61,7 @@ function fillValues(id, head, ofRoles) {
     pair.title = say(kind.meaning);
     const number = element("dd", full(ofRoles && value !== null ? Number(value.toFixed(2)) : value));
     if (kind.unit && value !== null) number.append(" ", element("small", say(kind.unit)));
-    if (value === null) number.append(" ", element("small", text(ofRoles ? "role.unknown" : "head.none"), "none"));
+    if (value === null) number.append(" ", element("small", ofRoles ? text("role.unknown", { needs: text(kind.title[1].role[0].replace(/name$/, "needs")) }) : text("head.none"), "none"));
     pair.append(element("dt", say(ofRoles ? kind.title[1].role : kind.title)), number);
     return pair;
   }));
