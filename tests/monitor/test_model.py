@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,30 @@ def test_two_normalizers_have_two_hashes() -> None:
         torch.manual_seed(0)
         hashes.add(hash_of(attemper.nn.MultiheadAttention(32, 4, normalizer=normalizer)))
     assert len(hashes) == 3
+
+
+RUNS: dict[str, Callable[[nn.Module, torch.Tensor], object]] = {
+    "check": attemper.check,
+    "scan": lambda model, states: attemper.scan(model, [states]),
+    "pattern": lambda model, states: attemper.pattern(model, states, head=0, sequence=0),
+    "fingerprint": lambda model, states: attemper.fingerprint(model, [states]),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_whose_weights_are_on_the_meta_device_has_to_be_loaded(device: str) -> None:
+    with torch.device("meta"):
+        model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    states = torch.zeros(2, 8, 16, device=device)
+    said = r"TransformerEncoderLayer is not loaded: its weights are on the meta device and hold no numbers \(self_attn"
+    for name, run in RUNS.items():
+        with pytest.raises(attemper.InputError, match=rf"^{name}: .*{said}.*Load it with from_pretrained, or with to_"):
+            run(model, states)
+
+
+def test_a_watch_says_that_its_model_is_not_loaded() -> None:
+    with torch.device("meta"):
+        model = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    said = "could not be measured: MultiheadAttention is not loaded: its weights are on the meta device"
+    with pytest.warns(UserWarning, match=said), attemper.watch(model):
+        model(*(torch.zeros(2, 8, 16, device="meta"),) * 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
+from attemper.sites.declared import windows_of_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -479,6 +481,52 @@ def test_random_numbers_break_one_rule_and_leave_the_others_to_be_tested():
     assert report["causal"].verdict == "kept"
 
 
+class Carried(nn.Module):
+    """A recurrent layer that goes on where the pass before it ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.state = nn.GRU(16, 16, batch_first=True), None
+
+    def forward(self, states: Tensor) -> Tensor:
+        fits = self.state is not None and self.state.shape[1] == len(states)
+        states, self.state = self.layer(states, self.state if fits else None)
+        return states
+
+
+def test_each_pass_begins_with_what_the_model_had_stored_before_the_check():
+    model = Mixer(Carried()).eval()
+    report = attemper.check(model, ids(), causal=True)
+    assert model.layer.state is None
+    assert [rule.name for rule in report.broken] == ["repeat"]
+    assert report["repeat"].message.endswith("or it stores in one pass what the next one reads.")
+    assert (report["causal"].verdict, report["batch"].verdict) == ("kept", "kept")
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_positions_of_an_earlier_batch_with_pictures_do_not_count_for_a_cache(sequences: int):
+    """Qwen2.5-VL adds the stored offset of its pictures in each pass with a cache; generate begins it anew."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    sizes = {**SMALL, "vocab_size": 120, "rope_parameters": rope, "bos_token_id": 1, "eos_token_id": 2}
+    sight = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4}
+    sight |= {"out_hidden_size": 32, "fullatt_block_indexes": [0], "window_size": 16}
+    marks = {"image_token_id": 101, "video_token_id": 102, "vision_start_token_id": 103, "vision_end_token_id": 104}
+    config = transformers.Qwen2_5_VLConfig(text_config=sizes, vision_config=sight, **marks)
+    model, tokens = transformers.Qwen2_5_VLForConditionalGeneration(config).eval(), ids(sequences, 30)
+    tokens[:, 3:9] = torch.tensor([103, 101, 101, 101, 101, 104])
+    picture = {"pixel_values": torch.randn(16 * sequences, 96), "image_grid_thw": torch.tensor([[1, 4, 4]] * sequences)}
+    batch = {"input_ids": tokens, **picture, "mm_token_type_ids": (tokens == 101).int()}
+    report = attemper.check(model, batch)
+    assert (report["cache"].verdict, report.broken) == ("kept", ())
+    with torch.no_grad():
+        model(**batch)
+    stored = model.model.rope_deltas
+    assert stored.abs().min() > 0
+    for one in (model, model.model):
+        assert attemper.check(one, {"input_ids": ids(2, 30)})["cache"].verdict == "kept"
+        assert model.model.rope_deltas is stored
+
+
 def test_windows_of_a_configuration_hold_at_layers_with_one_and_without():
     config = transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, sliding_window_pattern=2)
     model = transformers.Gemma3ForCausalLM(config).eval()
@@ -489,13 +537,37 @@ def test_windows_of_a_configuration_hold_at_layers_with_one_and_without():
     assert not report.broken
 
 
-def test_no_window_is_declared_by_a_kind_of_layer_that_is_not_known():
+@pytest.mark.parametrize(
+    ("kinds", "verdict", "said"),
+    [
+        (["sliding_attention", "of_another_kind"], "kept", "no window is known of layers of the kind of_another_kind"),
+        (["full_attention", "of_another_kind"], "broken", "in 80 rows, 8 keys are seen on average where 28.5 are"),
+        (["of_another_kind"] * 2, "not declared", "no window is known of layers of the kind of_another_kind"),
+        (["sliding_attention"], "kept", "config.layer_types has no entry for layer 1"),
+    ],
+)
+def test_layers_of_which_no_window_is_known_are_named_and_the_others_judged(kinds: Any, verdict: str, said: str):
     """DeepSeek V4's layers see a window and pooled keys: their kind says neither."""
     config = transformers.MistralConfig(**SMALL, sliding_window=8)
-    config.layer_types = ["full_attention", "of_another_kind"]
+    config.layer_types = kinds  # Mistral itself gives all layers a window
     model = transformers.MistralForCausalLM(config).eval()
     found = attemper.check(model, {"input_ids": ids(), "use_cache": False})["window"]
-    assert (found.verdict, found.message) == ("not declared", "nothing declares it")
+    assert found.verdict == verdict
+    assert said in found.message
+    if verdict == "kept":
+        assert found.observed == f"proved at 1 site; not tested: {said}"
+
+
+def test_a_layer_without_a_configuration_of_its_own_has_no_window_that_is_known():
+    each = SimpleNamespace(layer_types=["full_attention"])
+    config = SimpleNamespace(is_heterogeneous=True, num_hidden_layers=3, per_layer_config=[each, each])
+    each.num_hidden_layers = 2
+    full, missing = windows_of_config(config)[1][0], windows_of_config(config)[1][1:]
+    assert (full, *missing) == (
+        None,
+        "config.layer_types has no entry for layer 1",
+        "config.per_layer_config has no entry for layer 2",
+    )
 
 
 def test_chunks_are_counted_from_where_each_document_begins():
@@ -554,6 +626,11 @@ def test_bad_input_is_one_clear_line():
         ({"documents": [40, 8]}, r"got list\. Pass torch\.tensor\(\[0, 40, 48\]\), where each document begins"),
         ({"documents": torch.tensor([40, 8])}, r"torch.int64\. Pass torch\.tensor\(\[0, 40, 48\]\)"),
         ({"documents": (0, 40, 48)}, r"got tuple\. Pass torch\.tensor\(\[0, 40, 48\]\)"),
+        ({"documents": [0, 30, 20, 48]}, r"documents= must be sorted: entry 2 is 20, and the one before it is 30\."),
+        (
+            {"documents": torch.tensor([0, 50, 48])},
+            r"entry 2 is 48, and the one before it is 50\. cu_seqlens say where",
+        ),
         ({"documents": [40, 9]}, r"got list\.$"),
         ({"documents": ["a"]}, r"got list\.$"),
         ({"padding": torch.ones(2, 47, dtype=torch.int64)}, r"1 for a token and 0 for padding; got \[2, 47\]"),
@@ -563,6 +640,9 @@ def test_bad_input_is_one_clear_line():
         given: Any = wrong
         with pytest.raises(attemper.InputError, match=said):
             attemper.check(model, ids(), **given)
+    packs = {"ids": ids(1), "cu_seq_lens_q": torch.tensor([0, 30, 20, 48])}
+    with pytest.raises(attemper.InputError, match=r"cu_seq_lens_q of the batch must be sorted: entry 2 is 20"):
+        attemper.check(model, packs)
     with pytest.raises(attemper.InputError, match=r"must be a torch.nn.Module, got str"):
         attemper.check("gpt2", ids())  # pyright: ignore[reportArgumentType]
     with pytest.raises(attemper.InputError, match=r"must be a dict .* got str"):

@@ -7,8 +7,8 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from functools import cache
 from pathlib import Path, PurePath
@@ -69,6 +69,36 @@ def check_batch(where: str, batch: Any) -> None:
             f"{where}(batch) must be a dict (model(**batch)), a tuple or list (model(*batch)) or a tensor "
             f"(model(batch)), got {type(batch).__name__}."
         )
+
+
+def why_not_loaded(model: nn.Module) -> str | None:
+    """What to say of a failed pass of a model with weights on the meta device; None where it has none, and where
+    accelerate loads them layer by layer.
+    """
+    name = next((name for name, part in model.named_parameters() if part.is_meta), None)
+    if name is None or any("_hf_hook" in vars(module) for module in model.modules()):
+        return None
+    return (
+        f"{class_name(unwrap(model))} is not loaded: its weights are on the meta device and hold no numbers "
+        f"({clean(name)}). Load it with from_pretrained, or with to_empty(device=...) and load_state_dict"
+    )
+
+
+@contextmanager
+def explanation(where: str, model: nn.Module) -> Iterator[None]:
+    """A block that runs a model, and says where it fails because the model is not loaded.
+
+    Raises:
+        InputError: it failed, and weights of the model are on the meta device.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if (why := why_not_loaded(model)) is None:
+            raise
+        raise InputError(f"{where}: {why}.") from error
 
 
 def device_of(model: nn.Module) -> torch.device | None:

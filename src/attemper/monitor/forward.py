@@ -19,7 +19,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from attemper.errors import InputError
-from attemper.monitor.checked_model import device_of
+from attemper.monitor.checked_model import device_of, explanation
 from attemper.monitor.collector import Collector
 from attemper.sites import package_functions
 from attemper.sites import transformers as registry
@@ -52,12 +52,13 @@ def run(where: str, model: nn.Module, batch: Any, collector: Collector, order: A
         order: ends the pass behind its last attention where that is safe; None: it runs whole.
 
     Raises:
-        InputError: the batch is no dict, tuple, list or tensor; ``where`` stands before the message.
+        InputError: the batch is no dict, tuple, list or tensor, or the model is not loaded. Messages begin with
+            ``where``, and say what to do.
     """
     while True:
         collector.begin()
         ending = nullcontext() if order is None else order.one_pass(batch)
-        with torch.no_grad(), observing(collector), ending, reading(model):
+        with explanation(where, model), torch.no_grad(), observing(collector), ending, reading(model):
             _call(where, model, batch)
         if order is None or order.intact:
             collector.commit()

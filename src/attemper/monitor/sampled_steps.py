@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from attemper.monitor.checked_model import why_not_loaded
 from attemper.monitor.collector import Collector
 from attemper.monitor.first_passes import FirstPasses
 from attemper.monitor.hooks import quietly, weakly
@@ -56,9 +57,10 @@ class SampledSteps(TapReceiver):
     def note_failure(self, where: str, error: Exception) -> None:
         """Counts a failure of ours; the first one is told, none reaches the training step."""
         self._failures += 1
-        self._collector.skipped[where] = str(error)
+        why = why_not_loaded(self.model) or str(error)
+        self._collector.skipped[where] = why
         if self._failures == 1:
-            warnings.warn(clean(f"attemper: {where} could not be measured: {error}. Training goes on."), stacklevel=2)
+            warnings.warn(clean(f"attemper: {where} could not be measured: {why}. Training goes on."), stacklevel=2)
 
     def _begin_step(self, ended: int) -> None:
         """Begins a step, or a pass where passes are the steps: what comes is another sample than that of ``ended``."""

@@ -11,6 +11,7 @@ from attemper.results.check import Rule
 from attemper.rules.moves import Trace, movement
 from attemper.rules.session import NotDeclaredError, RuleKind, Session, Tests
 from attemper.rules.token_batch import TokenBatch, takes
+from attemper.sites.declared import Window
 
 NAMES = ("past_key_values", "cache", "cache_params")
 """How models call their cache, as an argument and in their result."""
@@ -27,7 +28,7 @@ def judge(session: Session, tests: Tests) -> str | Rule:
         raise NotDeclaredError("use_cache=False in the batch")
     written = session.batch.second or session.batch.tokens
     vectors = "the batch holds no ids" if session.batch[written].is_floating_point() else None
-    why = session.obstacle or vectors or ("the model draws random numbers" if session.is_random else None)
+    why = session.obstacle or vectors or ("two runs of the batch differ" if session.is_random else None)
     if why is not None:
         return Rule("cache", "cannot tell", "config.use_cache", "-", message=why)
     with tests.attempt("the model does not read with a cache: "):
@@ -45,7 +46,7 @@ def judge(session: Session, tests: Tests) -> str | Rule:
 def _prefix(session: Session, written: str) -> TokenBatch:
     """The first tokens of the first sequence, and what an encoder reads whole."""
     windows = session.declared.window.value if session.declared.window is not None else ()
-    beyond = [one.size + 8 for one in windows if one is not None and one.size + 8 <= BEYOND]
+    beyond = [one.size + 8 for one in windows if isinstance(one, Window) and one.size + 8 <= BEYOND]
     real = session.real(written)[0]
     count = min(max([PREFIX, *beyond]), int(real.sum()))
     first = int(real.int().argmax())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from attemper.errors import InputError
-from attemper.monitor.checked_model import check_model, title
+from attemper.monitor.checked_model import check_model, explanation, title
 from attemper.monitor.forward import observation, run
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.monitor.shadow import devices_of
@@ -69,8 +70,8 @@ def check(
         ``.to_html(path)``; prints as a table.
 
     Raises:
-        InputError: the model is no module, or TorchScript; the batch holds no tokens; an argument is of another shape;
-            or a pass could not be taken back.
+        InputError: the model is no module, TorchScript, or not loaded; the batch holds no tokens; an argument is of
+            another shape; or a pass could not be taken back.
     """
     check_model("check", model)
     names, tokens = names_of(model), TokenBatch.of(model, batch)
@@ -80,12 +81,14 @@ def check(
         state = ModelState(model, tokens.arguments)
     except ObstacleError as error:
         raise InputError(f"check runs the model many times, and {error}.") from error
-    with random_numbers(devices_of(model)), state.writes:
+    with random_numbers(devices_of(model)), state.writes, explanation("check", model):
         try:
+            _begin_anew(model, state)
             collector = KeyCollector(model, declared)
             with observation(model, collector):
                 run("check: the batch", model, batch, collector)
-            session = Session(model, names, tokens, declared, collector.found)
+            fresh = partial(_begin_anew, model, state)
+            session = Session(model, names, tokens, declared, collector.found, fresh)
             rules = tuple(kind.verdict(session) for kind in RULES)
         finally:
             left = state.put_back()
@@ -95,3 +98,13 @@ def check(
     sites = tuple(dict.fromkeys(site for judged in found.judged.values() for site in judged))
     forwards = session.runner.forwards + 1
     return Check(name or title(model), rules, tokens.shape, forwards, sites, dict(found.unread))
+
+
+def _begin_anew(model: nn.Module, state: ModelState) -> None:
+    """Makes a model forget what earlier passes stored in it, as ``generate`` of transformers does: a pass with a cache
+    would add the offsets of other pictures to its positions.
+    """
+    state.put_back()
+    for module in model.modules():
+        if getattr(module, "rope_deltas", None) is not None:
+            module.rope_deltas = None

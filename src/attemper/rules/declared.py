@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from attemper.errors import InputError
 from attemper.readings.labels import layer_of, pattern_of
 from attemper.rules.token_batch import HIDING, TokenBatch
 from attemper.sites.declared import (
+    STARTS,
     Window,
     declared_documents,
     documents_between,
@@ -58,8 +59,8 @@ class Declaration:
     """[B, T] bool: which are tokens."""
     documents: Said[Tensor] | None = None
     """[B, T]: the number of each token's document, below 0 for none."""
-    window: Said[tuple[Window | None, ...]] | None = None
-    """Of each layer; of one alone it is for all. None: a layer without."""
+    window: Said[tuple[Window | str | None, ...]] | None = None
+    """Of each layer; of one alone it is for all. None: a layer without; a str: why it is not known."""
     whole: bool = True
     """Whether rows see all that these allow: the batch holds no other mask, and no kinds of tokens."""
     second: Declaration | None = None
@@ -73,11 +74,11 @@ class Declaration:
         """Whether rows of a site see no later key."""
         return self.causal.value.get(pattern_of(site.partition("#")[0]), self.causal.value.get("", False))
 
-    def window_of(self, site: str) -> Window | None:
-        """The window of a site, by the number of its layer; None for none."""
-        windows = () if self.window is None else self.window.value
-        layer = 0 if len(windows) == 1 else layer_of(site)
-        return windows[layer] if layer is not None and layer < len(windows) else None
+    def window_of(self, site: str) -> Window | str | None:
+        """The window of a site, by the number of its layer; None for none, a str where it is not known."""
+        windows = ("nothing declares it",) if self.window is None else self.window.value
+        layer = 0 if len(set(windows)) == 1 else layer_of(site)
+        return windows[layer] if layer is not None and layer < len(windows) else "no layer of this number"
 
     def allows(self, rule: str, site: str, rows: Tensor, *, cross: bool = False, least: bool = False) -> Tensor | None:
         """[B or 1, R, T] bool: the keys that ``rows`` [R] of an attention over the T tokens may see by one rule; None
@@ -100,7 +101,7 @@ class Declaration:
             return documents[:, rows, None] == documents[:, None]
         if rule == "causal" and self.is_causal(site):
             law = Rule(causal=True)
-        elif rule == "window" and window is not None:
+        elif rule == "window" and isinstance(window, Window):
             reach = window.size - (least or self.is_causal(site))
             chunk = Rule(chunk=window.size, tokens=real, documents=documents)  # counted from where a document begins
             law = chunk if window.chunked else Rule(left=reach, right=reach)
@@ -148,27 +149,49 @@ def text_config(model: nn.Module) -> Any:
 
 
 def _documents(batch: TokenBatch, given: Any, real: Said[Tensor] | None) -> Said[Tensor] | None:
-    shape = batch.shape
+    shape, numbers = batch.shape, _numbers(given)
     if given is None:
+        for name in STARTS:
+            _refuse_falls(f"{name} of the batch", _numbers(batch.arguments.get(name)))
         for name, found in declared_documents(batch.arguments, shape, None if real is None else real.value):
             if found.shape[1] == shape[1] and bool(found.any()):
                 return Said(found.expand(shape), f"{name} of the batch{_TELLING.get(name, '')}")
         return None
     if is_whole(given, 2) and tuple(given.shape) == shape:
         return Said(given.long(), "documents=")
-    ends = (shape[1], shape[0] * shape[1])
-    if is_whole(given, 1) and len(given) > 1 and int(given[0]) == 0 and int(given[-1]) in ends:
-        return Said(documents_between(given.cpu(), shape).expand(shape), "documents=")
+    if len(numbers) > 1 and numbers[0] == 0 and numbers[-1] in (shape[1], shape[0] * shape[1]):
+        _refuse_falls("documents=", numbers)
+        if isinstance(given, Tensor):
+            return Said(documents_between(given.cpu(), shape).expand(shape), "documents=")
     raise InputError(
         f"check(documents=...) must be the number of each token's document, whole numbers {list(shape)}, or "
-        f"cu_seqlens [documents + 1] from 0 to {shape[1]}; got {_description(given)}.{_as_tensor(given, shape[1])}"
+        f"cu_seqlens [documents + 1] from 0 to {shape[1]}; got {_description(given)}.{_as_tensor(numbers, shape[1])}"
     )
 
 
-def _as_tensor(given: Any, tokens: int) -> str:
-    """The end of a message: a list of the documents' lengths, or of where each begins, as the tensor that is taken."""
+def _numbers(given: Any) -> list[int]:
+    """A list of whole numbers, or a tensor of them [N]; none of anything else."""
     numbers = list(given) if isinstance(given, list | tuple) else given.tolist() if is_whole(given, 1) else []
-    if not numbers or not all(type(number) is int and 0 <= number <= tokens for number in numbers):
+    return numbers if all(type(number) is int for number in numbers) else []
+
+
+def _refuse_falls(name: str, starts: list[int]) -> None:
+    """Refuses ``cu_seqlens`` that are not sorted.
+
+    Raises:
+        InputError: an entry is below the one before it.
+    """
+    for place, (before, number) in enumerate(pairwise(starts)):
+        if number < before:
+            raise InputError(
+                f"check: {name} must be sorted: entry {place + 1} is {number}, and the one before it is {before}. "
+                "cu_seqlens say where each document begins, and where the last one ends."
+            )
+
+
+def _as_tensor(numbers: list[int], tokens: int) -> str:
+    """The end of a message: a list of the documents' lengths, or of where each begins, as the tensor that is taken."""
+    if not numbers or not all(0 <= number <= tokens for number in numbers):
         return ""
     begins = numbers if numbers[0] == 0 and numbers[-1] == tokens else [0, *accumulate(numbers)]
     return f" Pass torch.tensor({begins}), where each document begins and the last one ends." * (begins[-1] == tokens)
@@ -233,7 +256,7 @@ def _is_causal_mask(mask: Tensor, tokens: int) -> bool:
     return torch.equal(hidden, later) or (not mask.is_floating_point() and torch.equal(hidden, ~later))
 
 
-def _window(config: Any, given: Any) -> Said[tuple[Window | None, ...]] | None:
+def _window(config: Any, given: Any) -> Said[tuple[Window | str | None, ...]] | None:
     if given is None:
         field, windows = windows_of_config(config)
         return Said(windows, f"config.{field}") if windows else None

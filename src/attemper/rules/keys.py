@@ -153,7 +153,7 @@ def _count(declared: Declaration, site: str, made: PreparedCall, sparse: bool) -
     first = torch.zeros(1, dtype=torch.int64)
     bound = {rule for rule in RULES_OF_KEYS if declared.allows(rule, site, first, cross=cross) is not None}
     # Layers without a window, too: they should see all.
-    bound |= {"window"} if declared.window is not None and not cross else set()
+    bound |= {"window"} if not cross and not isinstance(declared.window_of(site), str) else set()
     parts: dict[str, list[Tensor]] = {rule: [] for rule in RULES_OF_KEYS if rule in bound}
     for rows in torch.arange(queries, device=real.device).split(_ROWS) if bound else ():
         visible = rows_that_see(problem, rows)

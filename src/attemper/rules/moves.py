@@ -75,13 +75,14 @@ class Movement:
 class Runner:
     """Runs a model on changed batches, without gradients and with the same random numbers each time."""
 
-    def __init__(self, model: nn.Module, names: Names, mixing: Iterable[str] = ()) -> None:
+    def __init__(self, model: nn.Module, names: Names, mixing: Iterable[str], fresh: Callable[[], object]) -> None:
         """
         Args:
             mixing: names of modules that mix tokens. What lies inside is not looked at: rotated queries may move where
                 nothing else does.
+            fresh: makes the model forget what passes stored in it.
         """
-        self.model = model
+        self.model, self._fresh = model, fresh
         inside = tuple(f"{name}." for name in mixing if name)
         self._names = {one: name for one, name in names.items() if not name.startswith(inside)} if inside else names
         self._compiled = bool(compiled_parts(names)) and not any(map(is_script, names))
@@ -95,26 +96,30 @@ class Runner:
 
         Args:
             replace: [B, T] bool: tokens whose embeddings are exchanged, where an embedding reads the ids.
-            seed: whether random numbers begin anew.
-            cache: what of the result is kept; a compiled pass would fill it again, and is left out.
+            seed: whether random numbers begin anew, and what passes store in the model.
+            cache: what of the result is kept; a compiled pass would fill it again, and is left out. A pass that is
+                given one goes on with what the pass before stored.
         """
         found, self.replaced = Trace(), False
+        self._begin(seed=seed, anew=batch.arguments.get(cache) is None)
         with torch.no_grad(), eager(self.model), self._hooks(found, batch, replace):
-            result = self._call(batch, seed)
+            result = batch.call(self.model)
         self._take_output(found, OUTPUT, result, batch)
         found.cache = getattr(result, cache, None) if cache else None
         if self._compiled and not cache and replace is None:
+            self._begin(seed=seed, anew=True)
             with torch.no_grad():
-                self._take_output(found, COMPILED, self._call(batch, seed), batch)
+                self._take_output(found, COMPILED, batch.call(self.model), batch)
         return found
 
-    def _call(self, batch: TokenBatch, seed: bool) -> Any:
+    def _begin(self, *, seed: bool, anew: bool) -> None:
+        self.forwards += 1
+        if seed and anew:
+            self._fresh()
         if seed:
             torch.manual_seed(_SEED)
             random.seed(_SEED)
             np.random.seed(_SEED)
-        self.forwards += 1
-        return batch.call(self.model)
 
     @contextmanager
     def _hooks(self, found: Trace, batch: TokenBatch, replace: Tensor | None) -> Iterator[None]:

@@ -49,7 +49,7 @@ def _exchange(session: Session, tests: Tests, real: Tensor) -> None:
 
 def _add(session: Session, tests: Tests, declared: Said[Tensor], side: str) -> None:
     if session.is_random:
-        raise CannotExchangeError("the model draws random numbers")
+        raise CannotExchangeError("two runs of the batch differ")
     changed = session.runner.trace(_with_padding(session, side, declared))
     (sequences, tokens), real = session.batch.shape, session.real(session.batch.tokens)
     changed = changed.cut(ADDED if side == "left" else 0, tokens, tokens + ADDED)

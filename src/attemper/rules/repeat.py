@@ -20,5 +20,5 @@ RULE = RuleKind(
     "repeat",
     judge,
     "Call model.eval(). Where that does not help, code draws random numbers in evaluation, too: F.dropout without "
-    "training=self.training, sampling, noise.",
+    "training=self.training, sampling, noise; or it stores in one pass what the next one reads.",
 )

@@ -98,7 +98,13 @@ class Session:
     """What rules read: the keys of one pass, and what two passes of the batch gave, with other random numbers."""
 
     def __init__(
-        self, model: nn.Module, names: Names, batch: TokenBatch, declared: Declaration, keys: SeenKeys
+        self,
+        model: nn.Module,
+        names: Names,
+        batch: TokenBatch,
+        declared: Declaration,
+        keys: SeenKeys,
+        fresh: Callable[[], object],
     ) -> None:
         self.model, self.batch, self.declared, self.keys = model, batch, declared, keys
         self.modules = {name: module for module, name in names.items()}
@@ -106,13 +112,13 @@ class Session:
         mixing = [site.name for site in all_sites(names)]
         known = (*mixing, *keys.unread)  # a whole model may be unread, whose layers are looked at
         mixing += [name for name in keys.unread if not any(one.startswith(f"{name}.") for one in known)]
-        self.runner = Runner(model, names, [name for name in mixing if name in self.modules])
+        self.runner = Runner(model, names, [name for name in mixing if name in self.modules], fresh)
         self.base, self.again = self.runner.trace(batch), self.runner.trace(batch, seed=False)
         self._noise: dict[str, float] = {}
         """Block -> how far it moves if the batch has another size, and nothing else changes."""
         limit = self.other_shape("")
         self.is_random = max(self._apart(self.again).values(), default=0.0) > limit
-        """Whether passes draw random numbers: those of two shapes cannot be compared."""
+        """Whether passes differ by random numbers, or by what one stores: those of two shapes cannot be compared."""
         self.obstacle: str | None = None
         """Why exchanges cannot be told from noise."""
         if not self.is_random:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 
@@ -9,14 +11,16 @@ from attemper.readings.labels import layer_of
 from attemper.results.check import Rule
 from attemper.rules.moves import changes, movement
 from attemper.rules.session import NotDeclaredError, RuleKind, Session, Tests
+from attemper.sites.declared import Window
 from attemper.text import count
 
 
 def judge(session: Session, tests: Tests) -> str | Rule:
     declared, tokens = session.declaration("window"), session.batch.shape[1]
-    windows = [one for one in declared.value if one is not None]
+    windows = [one for one in declared.value if isinstance(one, Window)]
+    tests.reasons += [one for one in declared.value if isinstance(one, str)]
     if not windows and not session.keys.judged["window"]:
-        raise NotDeclaredError("no layer has a window")
+        raise NotDeclaredError("; ".join(dict.fromkeys(tests.reasons)) or "no layer has a window")
     said = f"{' and '.join(sorted({str(one) for one in windows})) or 'no window'} ({declared.source})"
     if windows and all(one.size >= tokens for one in windows):
         message = f"the window is not shorter than the {count(tokens, 'token')} of the batch"
@@ -31,35 +35,37 @@ def judge(session: Session, tests: Tests) -> str | Rule:
 
 
 def _test(session: Session, tests: Tests, reach: int, places: Tensor) -> None:
-    """Exchanges the first tokens in the order of ``places`` [T]. A layer may move rows as far as its window goes beyond
-    those that moved before it, whatever its own could have moved: a narrower layer before it hides nothing.
-    """
-    tokens, layer = len(places), None
-    bounds: dict[str, int] = {}
-    passed = {one for block in session.base.rows if (one := _pass_of(block))[0] is not None}
+    """Exchanges the first tokens in the order of ``places`` [T], and looks at those behind the reach of each block."""
+    tokens, name, base = len(places), session.batch.tokens, session.base
+    passed = {one for block in base.rows if (one := _pass_of(block))[0] is not None}
     deepest = max((number + 1 for number, _ in passed if number is not None), default=0)
     layers = max(deepest, len(passed)) if passed else len(session.keys.judged["window"])
-    cut, real = max((tokens - reach) // 2, 1), session.real(session.batch.tokens).cpu()
-    last = before = cut - 1
+    cut, real = max((tokens - reach) // 2, 1), session.real(name).cpu()
     if not layers or cut + reach >= tokens:
         return
     with tests.attempt("the model does not take it: "):
-        first = (places < cut).to(session.batch.device)
-        changed = session.runner.trace(session.exchange(session.batch.tokens, first))
-        for block, moved in changes(session.base, changed, lambda _, length: real if length == tokens else None):
-            number, call = _pass_of(block)
-            if number is not None and (number, call) != layer:
-                layer, before = (number, call), last
-            # What stands beside the layers may be behind the last of them.
-            bounds[block] = cut - 1 + layers * reach if number is None else before + reach
-            last = max(last, min(bounds[block], int((places * (moved > 0)).max())))
-        found = movement(
-            session.base,
-            changed,
-            lambda block, _: real & (places > bounds[block]) if block in bounds else None,
-            session.same_shape,
-        )
+        changed = session.runner.trace(session.exchange(name, (places < cut).to(session.batch.device)))
+        moved = changes(base, changed, lambda _, length: real if length == tokens else None)
+        ends = {block: real & (places > end) for block, end in _ends(moved, reach, places, cut - 1, layers)}
+        found = movement(base, changed, lambda block, _: ends.get(block), session.same_shape)
         tests.add(f"exchanging the {'last' if places[0] else 'first'} {count(cut, 'token')}", found)
+
+
+def _ends(
+    moved: Iterable[tuple[str, Tensor]], reach: int, places: Tensor, last: int, layers: int
+) -> Iterator[tuple[str, int]]:
+    """Each block, and the last place that it may move where all up to ``last`` were exchanged: a layer as far as its
+    window goes beyond those that moved before it. So a narrower layer before it hides nothing.
+    """
+    layer, before, beyond = None, last, last + layers * reach
+    for block, change in moved:
+        number, call = _pass_of(block)
+        if number is not None and (number, call) != layer:
+            layer, before = (number, call), last
+        # What stands beside the layers may be behind the last of them.
+        end = beyond if number is None else before + reach
+        yield block, end
+        last = max(last, min(end, int((places * (change > 0)).max())))
 
 
 def _pass_of(block: str) -> tuple[int | None, str]:

@@ -21,7 +21,9 @@ _SIZES = {_SLIDING: "sliding_window", "chunked_attention": "attention_chunk_size
 _FULL = ("full_attention", "attention")
 _WITHOUT_WINDOW = (*_FULL, "indexed_attention", "linear_attention", "mamba", "conv", "hybrid", "moe")
 """Those that have none. What others see is not known: pooled keys, say."""
-_STARTS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens", "cu_seq_lens_k")
+_NO_ENTRY = "config.{} has no entry for layer {}"
+STARTS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens", "cu_seq_lens_k")
+"""Arguments that say where each document begins, and where the last one ends."""
 _OF_PARTS = ("token_type_ids", "mm_token_type_ids", "block_sequence_ids", "bidirectional_mask")
 """Arguments that let parts of a causal sequence see all of themselves, a prefix or a picture."""
 
@@ -37,20 +39,33 @@ class Window:
         return f"chunks of {self.size}" if self.chunked else count(self.size, "key")
 
 
-def windows_of_config(config: Any) -> tuple[str, tuple[Window | None, ...]]:
-    """The field of a configuration that declares windows, and the window of each layer: one alone is that of all."""
+def windows_of_config(config: Any) -> tuple[str, tuple[Window | str | None, ...]]:
+    """The field of a configuration that declares windows, and the window of each layer: one alone is that of all. None:
+    a layer without; a str: why it is not known.
+    """
+    found: list[Window | str | None] = []
+    field, layers = None, getattr(config, "num_hidden_layers", None)
     if _varies(config):
-        each = enumerate(windows_of_config(one)[1] for one in config.per_layer_config)
-        return "per_layer_config", tuple(
-            found[layer if len(found) > 1 else 0] if found else None for layer, found in each
-        )
-    layers, kinds, local = (getattr(config, name, None) for name in ("layer_types", "attention_layers", "window_size"))
-    if layers:
-        known = set(layers) <= {*_SIZES, *_WITHOUT_WINDOW}
-        return "layer_types", tuple(_window_of(config, kind) for kind in layers if known)
-    if kinds and isinstance(local, int):
-        return "attention_layers", tuple(Window(local) if kind == "local" else None for kind in kinds)
-    return "sliding_window", (_window_of(config, None),) if hasattr(config, "sliding_window") else ()
+        field, each = "per_layer_config", [windows_of_config(one)[1] or (None,) for one in config.per_layer_config]
+        found = [
+            one[0] if len(one) == 1 else one[layer] if layer < len(one) else _NO_ENTRY.format("layer_types", layer)
+            for layer, one in enumerate(each)
+        ]
+    elif kinds := getattr(config, "layer_types", None):
+        field, found = "layer_types", [_of_kind(config, kind) for kind in kinds]
+    elif (kinds := getattr(config, "attention_layers", None)) and isinstance(getattr(config, "window_size", None), int):
+        local = Window(config.window_size)
+        field, found = "attention_layers", [local if kind == "local" else None for kind in kinds]
+    if field is None:
+        return "sliding_window", (_window_of(config, None),) if hasattr(config, "sliding_window") else ()
+    lacking = range(len(found), layers if type(layers) is int else 0)
+    return field, (*found, *(_NO_ENTRY.format(field, layer) for layer in lacking))
+
+
+def _of_kind(config: Any, kind: str) -> Window | str | None:
+    """The window of a layer of an entry of ``layer_types``, None for none, or why it is not known."""
+    window = _window_of(config, kind) if kind in _SIZES else None
+    return window if window or kind in _WITHOUT_WINDOW else f"no window is known of layers of the kind {kind}"
 
 
 def config_of_layer(module: nn.Module) -> Any:
@@ -108,7 +123,7 @@ def declared_documents(
     Args:
         tokens: [B, T] bool: which are no padding; None for all.
     """
-    for name in _STARTS:
+    for name in STARTS:
         if is_whole(starts := arguments.get(name), 1):
             yield name, documents_between(starts, shape)
     places, mask, numbers = (arguments.get(name) for name in ("position_ids", "attention_mask", "seq_idx"))
