@@ -224,3 +224,10 @@ def test_a_reason_of_others_keeps_its_words_and_a_page_carries_only_the_reasons_
     one = reason(f"its qkv is [1, 2]; {TAP}")
     carried = page_texts([one])["zh"]
     assert {key for key in carried if key.startswith("reason.")} == {"reason.tap", "reason.qkv"}
+
+
+def test_no_space_stands_between_two_sentences_in_chinese() -> None:
+    templates = Path(attemper.__file__).parent / "report" / "templates"
+    for path in templates.glob("*.j2"):
+        for key in re.findall(r'[}%]} {{ span\(t\("([\w.]+)"', path.read_text("utf-8")):
+            assert not str(texts("zh").get(key, "")).endswith("。"), f"{path.name}: {key} is a sentence: use then()"
