@@ -357,7 +357,7 @@ OTHERS = ("grouped heads", "causal", "bias of heads, softcap", "ragged", "nearly
 @pytest.mark.parametrize(("normalizer", "number", "given"), SOME, ids=SOME_NAMES)
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in OTHERS], ids=lambda case: case.name)
 @pytest.mark.each
-@pytest.mark.quick("grouped heads", "one row", "bfloat16")
+@pytest.mark.quick("one row", "bfloat16")
 @pytest.mark.turns(2)
 def test_every_instruction_set_agrees_with_dense_float64(
     case: Case, normalizer: str, number: float, given: float | None

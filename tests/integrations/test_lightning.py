@@ -104,6 +104,7 @@ def test_losses_and_parameters_are_bit_identical_with_and_without(tmp_path: Path
     assert (callback.watch.sampled, callback.watch.failures) == (3, 0)
 
 
+@pytest.mark.slow("takes a second")
 def test_a_sample_holds_all_accumulated_batches_and_no_validation_alarms_are_told_and_nothing_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

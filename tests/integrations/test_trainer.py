@@ -123,6 +123,7 @@ def test_the_history_and_printed_logs_hold_the_numbers_of_the_model(
     assert not any("attention" in name for name in one.evaluate())
 
 
+@pytest.mark.slow("takes a second")
 def test_a_trainer_among_the_trackers_lends_those_it_reports_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

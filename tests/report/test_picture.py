@@ -59,6 +59,7 @@ def test_pictures_are_of_the_heads_that_tell_most() -> None:
     assert interesting_heads(readings.reading()) == []
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_the_picture_says_where_the_weight_of_a_query_goes(open_page: Open) -> None:
     reading = readings.reading(readings.site("layer.0"))
     page = open_page(reading, patterns=[causal(("one", "two", "three", "four"))])

@@ -6,7 +6,8 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,12 @@ def run(folder: Path, taken: Iterable[Sample], **options: Any) -> Run:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
     """A run whose second layer collapses, one that does not, and one that is shorter."""
     folder = tmp_path_factory.mktemp("three")
-    return [
-        run(folder / "a", collapsing(300)),
-        run(folder / "b", collapsing(300, falls=1000)),
-        run(folder / "c <b>", collapsing(120)),
-    ]
+    taken = {"a": collapsing(300), "b": collapsing(300, falls=1000), "c <b>": collapsing(120)}
+    with ExitStack() as opened:
+        yield [opened.enter_context(run(folder / name, samples)) for name, samples in taken.items()]
 
 
 @pytest.fixture(scope="module")

@@ -192,6 +192,7 @@ def test_a_graph_that_is_captured_by_hand_counts_on_sampled_steps_only(rows: int
         assert scan.reading.sampled_rows == rows
 
 
+@pytest.mark.slow("compiles for seconds")
 def test_outside_of_a_capture_nothing_is_launched_when_no_watch_samples(device: Device) -> None:
     model, x = Tapped(), torch.randn(2, 12, 32)
     model(x)
