@@ -226,8 +226,8 @@ def test_neither_inference_nor_a_loop_that_tells_its_steps_is_taken_for_a_traini
             super().__init__()
             self.embedding = nn.Embedding(8, 32, max_norm=0.1)
 
-        def forward(self, given: Tensor) -> Tensor:
-            return super().forward(given + 0 * self.embedding(torch.tensor([1])).detach())
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + 0 * self.embedding(torch.tensor([1])).detach())
 
     model = Normed()
     for mode, gradients in itertools.product((True, False), repeat=2):

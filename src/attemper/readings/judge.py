@@ -193,7 +193,7 @@ class Judge:
             for column in np.flatnonzero(state.on).tolist():
                 stood[name, column].append((state.figures[FIRST, STEP, column], math.inf))
         for one in past:
-            first = self._columns.starts[self._columns.site[one.column]]
+            first = int(self._columns.starts[self._columns.site[one.column]])
             over = [since for since, end in stood.get((one.kind.part_of, first), ()) if since <= one.step < end]
             yield {"continues_as": one.kind.part_of, "continues_since": int(over[-1])} if over else {}
 
@@ -395,7 +395,7 @@ class Judge:
 
     def _alarm(
         self,
-        clips: Array,
+        clips: tuple[Array, Array],
         kind: AlarmKind,
         column: int,
         figures: Array,
