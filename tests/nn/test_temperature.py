@@ -178,7 +178,7 @@ def test_a_compiled_model_is_not_compiled_again_when_its_schedule_moves():
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.quick("conditional, pooled", "product")
+@pytest.mark.quick("conditional, pooled")
 def test_it_is_saved_and_loaded_and_compiles(name: str):
     one, two = MODULES[name](), MODULES[name]()
     for parameter in one.parameters():

@@ -132,6 +132,7 @@ def test_a_click_and_the_keyboard_open_the_history_of_a_head_and_the_pointer_tel
     assert "keys or more" in more.inner_text()
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_language_and_theme_switch_everything(open_page: Open, run: Run) -> None:
     page = ready(open_page(run, locale="zh-CN", color_scheme="dark"))
     assert page.get_attribute("html", "lang") == "zh-Hans"

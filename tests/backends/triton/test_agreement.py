@@ -23,12 +23,9 @@ def some(table: list[cases.Case], names: tuple[str, ...]) -> list:
     return [pytest.param(case, id=case.name, marks=[] if case.name in names else FULL) for case in table]
 
 
-FEATURES = ("mask with empty rows",)
-"""Enough to see by default, beside "all at once" below; --long takes the features one by one."""
-
-
-@pytest.mark.parametrize("case", some(CASES, FEATURES))
+@pytest.mark.parametrize("case", some(CASES, ()))
 def test_every_feature_agrees(case: cases.Case, tiled):
+    """One by one with ``--long``; by default all at once, below."""
     tiled(16, 16)
     agreement.assert_agreement(replace(case, names=cases.MERGED), "triton")
 
