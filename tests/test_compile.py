@@ -142,6 +142,7 @@ def test_compiled_dropout_draws_anew_at_every_call(backend: str):
     assert not torch.equal(compiled(query), compiled(query))
 
 
+@pytest.mark.slow("compiles for seconds")
 @pytest.mark.parametrize("backend", AFTER_THE_REFERENCE)
 @pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
 @pytest.mark.quick("automatic-native")

@@ -43,6 +43,7 @@ def test_without_a_model_the_one_that_ships_is_calibrated_on_the_text_that_ships
     assert f"in bits/byte: {found.before / math.log(2):.4f} -> {found.after / math.log(2):.4f}" in ended.out
 
 
+@pytest.mark.slow("takes many seconds")
 def test_json_has_nats_and_bits_and_the_folded_folder_is_a_model_of_plain_transformers(
     run: Run, checkpoint: Path, words: Path, tmp_path: Path
 ) -> None:

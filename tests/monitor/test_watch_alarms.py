@@ -52,6 +52,7 @@ def test_a_head_that_is_left_alone_raises_nothing() -> None:
     assert watched(lambda q, k: None) == []
 
 
+@pytest.mark.slow("takes seconds")
 @pytest.mark.parametrize("trained", [True, False], ids=["trained", "fresh"])
 @pytest.mark.quick("fresh")
 def test_a_healthy_byte_model_in_training_raises_nothing_above_a_notice(trained: bool) -> None:

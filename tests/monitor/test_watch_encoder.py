@@ -33,6 +33,7 @@ def model_of(implementation: str) -> Any:
     return model
 
 
+@pytest.mark.slow("takes seconds")
 @pytest.mark.filterwarnings(
     "ignore:flex_attention called without", "ignore:`torch.jit.script_method`", "ignore:_compile flag on"
 )

@@ -81,6 +81,7 @@ def test_scan_agrees_with_eager_weights_on_every_site(
     seen("transformers", tiny.title, "scan, attemper implementation", error_nats=worst)
 
 
+@pytest.mark.slow("takes seconds")
 @FLEX_WARNINGS
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("name", [name for name in TINY if name not in WITHOUT_FLEX])

@@ -462,6 +462,7 @@ AFTER = dict.fromkeys(
 """What an alarm does not know when it begins."""
 
 
+@pytest.mark.slow("takes seconds")
 def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
     """What was told when it began, what stood meanwhile, and what a finished run says agree in every field, but for
     the end, the worst and the latest, which are those of the samples so far.

@@ -70,6 +70,7 @@ def agree(page: Page, chart: str, exact: list[Callable[[float], float | None]]) 
         assert curve == pytest.approx([function(value or 0.0) for value in x], rel=CLOSE)
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_scaling_computes_what_the_lab_computes(open_page: Open, rows: torch.Tensor) -> None:
     page = open_page(pages.page("scaling"))
     move(page, "d", 8)

@@ -122,6 +122,7 @@ def test_the_keyboard_alone_reaches_every_head(open_page: Open) -> None:
     assert page.text_content("#panel-title") == "Layer 5, head 11"
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_another_statistic_redraws_the_map_its_legend_and_the_rank_and_the_table_sorts(open_page: Open) -> None:
     page = open_page(readings.minilm())
     before = colour(page, 0, 2)

@@ -74,6 +74,7 @@ def test_a_weight_that_is_no_number_stays_none(tmp_path: Path) -> None:
     assert levels_of(stack["sites"][0])[0, 1, 2] == 255
 
 
+@pytest.mark.slow("takes seconds")
 @pytest.mark.quick("True")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.turns(2)

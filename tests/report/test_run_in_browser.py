@@ -193,6 +193,7 @@ def test_two_runs_stand_side_by_side_the_largest_difference_first(open_page: Ope
     assert "两边的历史" in (page.text_content("main") or "")
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_the_loss_is_drawn_above_the_heads_on_their_steps_with_its_alarms(open_page: Open, tmp_path: Path) -> None:
     written(tmp_path / "run", collapsing(60))
     fragment = Fragment(tmp_path / "run" / "fragment-0.sqlite")

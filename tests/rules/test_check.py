@@ -139,6 +139,7 @@ def test_an_encoder_with_absolute_positions_is_blamed_for_padding_on_the_left_al
     assert found.message.endswith("or pad on the right.")
 
 
+@pytest.mark.slow("takes seconds")
 def test_an_encoder_decoder_is_causal_on_one_side_alone():
     sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
@@ -527,6 +528,7 @@ def test_positions_of_an_earlier_batch_with_pictures_do_not_count_for_a_cache(se
         assert model.model.rope_deltas is stored
 
 
+@pytest.mark.slow("takes seconds")
 def test_windows_of_a_configuration_hold_at_layers_with_one_and_without():
     config = transformers.Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=8, sliding_window_pattern=2)
     model = transformers.Gemma3ForCausalLM(config).eval()
@@ -570,6 +572,7 @@ def test_a_layer_without_a_configuration_of_its_own_has_no_window_that_is_known(
     )
 
 
+@pytest.mark.slow("takes seconds")
 def test_chunks_are_counted_from_where_each_document_begins():
     """As Llama 4 of transformers does for packed positions: each document sees what it sees alone."""
     sizes = {"head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 8}

@@ -60,6 +60,7 @@ def expected(stats: AttentionStats) -> Tensor:
     return sums
 
 
+@pytest.mark.slow("takes seconds in Triton's interpreter")
 def test_the_sums_are_those_that_a_watch_reduces_to():
     problem, stats = call()
     sums, want = empty_sums(4, torch.device("cpu")), expected(stats)

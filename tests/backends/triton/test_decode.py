@@ -27,6 +27,7 @@ def many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "splits", lambda problem: 5)
 
 
+@pytest.mark.slow("takes seconds in Triton's interpreter")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 @pytest.mark.quick("sink")
 def test_five_parts_of_the_keys_agree_with_the_oracle(case: cases.Case, many_splits: None, tiled):
