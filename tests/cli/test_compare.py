@@ -83,6 +83,7 @@ def test_a_file_of_schema_1_is_compared_with_one_of_schema_2(compared: Run, file
     assert compared(*files)[0] == 0
 
 
+@pytest.mark.slow("takes seconds")
 def test_two_models_are_scanned_on_one_text_and_a_file_stands_beside_a_model(compared: Run, tmp_path: Path):
     pytest.importorskip("transformers")
     text = tmp_path / "text.txt"

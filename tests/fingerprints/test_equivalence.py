@@ -64,6 +64,7 @@ def check(name: str, change: str, dtype: str, seed: int = 0) -> None:
             assert found.value is None
 
 
+@pytest.mark.slow("takes seconds")
 @pytest.mark.parametrize(
     ("name", "change", "dtype"),
     [

@@ -298,6 +298,7 @@ def test_what_the_sums_lack_goes_the_ordinary_way(stats: str, counted: Counting)
     assert counted.calls == 0
 
 
+@pytest.mark.slow("takes a second in Triton's interpreter")
 def test_scan_sums_on_triton_too(counted: Counting) -> None:
     model, batches = Own(), [torch.randn(2, 20, 32) for _ in range(2)]
     got, want = (attemper.scan(copy.deepcopy(model), batches, backend=name) for name in ("triton", "blocked"))

@@ -214,6 +214,7 @@ def test_names_numbers_rows_and_modes_are_the_same_in_compiled_code(full_size: b
     assert float((numbers(eager) - numbers(compiled)).abs().max()) < 2e-6
 
 
+@pytest.mark.slow("takes a second")
 def test_a_tap_in_front_of_the_registry_is_one_site_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("attemper.integrations.transformers")
     from transformers.models.llama import modeling_llama

@@ -286,6 +286,7 @@ def test_decoding_with_a_cache_does_not_ring():
     assert of_masks(watch) == []
 
 
+@pytest.mark.slow("takes a second")
 def test_accumulated_batches_do_not_ring():
     model = llama().train()
     with attemper.watch(model) as watch:

@@ -198,6 +198,7 @@ def test_what_cannot_be_drawn_yet_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
     assert '"samples": 0' in shown
 
 
+@pytest.mark.slow("a process of its own")
 def test_ctrl_c_stops_it_and_nothing_opens(folder: Path) -> None:
     command = [sys.executable, "-m", "attemper", "report", str(folder), "--live", "--json"]
     started = subprocess.Popen(

@@ -213,6 +213,7 @@ def test_the_worst_alarm_is_open_each_leads_to_its_head_and_one_without_numbers_
     assert red > green + 15, "reddish: NaN or infinite scores"
 
 
+@pytest.mark.slow("a browser for seconds")
 def test_charts_have_labels_and_gaps_and_the_strip_leads_to_other_heads(open_page: Open) -> None:
     heads = readings.site("layer.0", 2).heads
     gap = replace(heads[0].by_visible_keys[0], first=256, last=511, entropy_nats=None, normalized_entropy=None)

@@ -189,6 +189,7 @@ def test_of_a_run_that_was_killed_a_reader_judges_what_came_after_what_was_kept_
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow("takes a second")
 @pytest.mark.parametrize(("start", "anew", "verdicts"), [(200, 200, [328, 400]), (190, 272, [256, 400])])
 @pytest.mark.quick("190-")
 def test_a_process_that_goes_on_judges_only_what_is_new_and_after_what_was_kept_if_it_goes_back(
