@@ -24,10 +24,10 @@ OTHER = Text("[中文](from-article-to-library.zh-CN.md)", "[English](from-artic
 INTRO = (
     Text(
         "attemper grew out of five Chinese articles on attention, temperature and entropy. Below, each of their "
-        "snippets has a verdict, which opens to a check, and the line of attemper that does the same. "
+        "snippets has a verdict, which opens to the snippet, and the line of attemper that does the same. "
         "[The tests](../../tests/articles) check all that a verdict says. `python scripts/article_pages.py` writes "
         "this page from the runs. To follow along:",
-        "这个库的背后是五篇讲注意力、温度和熵的中文文章。下面逐段给出结论（点开看验证），以及 attemper 里做同一件事的"
+        "这个库的背后是五篇讲注意力、温度和熵的中文文章。下面逐段给出结论（点开看片段），以及 attemper 里做同一件事的"
         "那一行。结论里的每一点都由[测试](../../tests/articles)核对。"
         "本页由 `python scripts/article_pages.py` 运行全部代码后写成。想跟着运行，先执行：",
     ),

@@ -44,7 +44,7 @@ def test_every_output_on_a_page_is_what_its_snippet_does_now(
     steps = list(zip(case.steps, run.outputs, strict=True))
     outputs = [output for step, output in steps if step.say]
     for step, output in steps:
-        assert step.say or pages.same(step.expected, output), f"{case.name}: a check gives\n{output}"
+        assert step.say or pages.same(step.expected, output.strip("\n")), f"{case.name}: a check gives\n{output}"
     expected = [output.strip("\n") for output in (shown, failure, *outputs, run.here) if output]
     assert len(printed) == len(expected)
     for stands, now in zip(printed, expected, strict=True):

@@ -65,15 +65,14 @@ print((result.stats.entropy - 0.2).square().mean().item())
 FIT = Case(
     name="002_fit",
     title=Text("`fit`", "`fit`"),
-    verdict=Text("It trains, but never prints its loss.", "能训练，但从不打印损失"),
+    verdict=Text(
+        "It trains, but never prints its loss: `print` lacks `%s`.", "能训练，但从不打印损失：`print` 里少了 `%s`"
+    ),
     line="regularize(model, penalty)",
     builds_on=("002_cross_attention",),
     steps=(
         Step(
-            Text(
-                "Without `%s`, `print` shows the word alone; a number raises a TypeError:",
-                '`print("loss" % loss_value)` 少了 `%s`：张量只打印出单词，数字则报 TypeError。',
-            ),
+            None,
             """\
 class Probabilities(article.CrossAttention):
     def call(self, inputs):
@@ -84,6 +83,12 @@ model = Probabilities(3, 16, 0.2)
 article.fit((torch.rand(1, 4, 16), torch.rand(1, 6, 16)), torch.ones(1, 4), epochs=1, model=model)
 print("loss" % 0.5)
 """,
+            """\
+Start of epoch 0
+[tensor(2.5334, grad_fn=<MeanBackward0>)]
+attention scores entropy loss: tensor(2.5334, grad_fn=<AddBackward0>)
+loss
+TypeError: not all arguments converted during string formatting""",
         ),
     ),
     here=Step(
