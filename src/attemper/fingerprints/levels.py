@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +32,7 @@ STAGES = ("residual", "input", "q and k", "final score", "head output", "attenti
 """Stages that round."""
 
 
-def levels(pairs: Sequence[SitePair]) -> tuple[SiteLevels, ...]:
+def levels(pairs: list[SitePair]) -> tuple[SiteLevels, ...]:
     """Every site of two runs, in the order in which they ran."""
     found, before = [], floor.Before()
     for pair in pairs:

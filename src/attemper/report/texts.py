@@ -233,8 +233,8 @@ def message_of(text: str, family: str, fills: Mapping[str, str] = {}, free: Cont
 
     for key in keys_of(family):
         found = recognise(clean(text), [key])
-        values = {name: filling(name, value) for name, value in found.values.items()} if found else {None: None}
-        if None not in values.values():
+        values = {} if found is None else {name: filling(name, value) for name, value in found.values.items()}
+        if found is not None and None not in values.values():
             return Message(key, values)
     return None
 
