@@ -15,11 +15,9 @@ from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.differences import Difference, paired_difference
 from attemper.lab.trained.interventions import BASELINE, BRANCHES, INTERVENTIONS, OURS, PLAIN, PROPOSED
 from attemper.lab.trained.runs import train_and_sum_up
-from attemper.lab.trained.signals import SIGNS
-from attemper.lab.trained.summary import of_training
+from attemper.lab.trained.summary import SIGNS, Difference, of_training, paired_difference
 from attemper.lab.trained.training import Run, trained
 
 NAME = "lr-sensitivity"

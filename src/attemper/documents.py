@@ -46,11 +46,7 @@ class Row(tuple[Any, ...]):
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
-    """The value of a JSON text: without NaN, infinite numbers, and names that stand twice.
-
-    Raises:
-        InputError: the text is not JSON, or has one of these; the message begins with ``what``.
-    """
+    """The value of a JSON text: without NaN, infinite numbers, and names that stand twice."""
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
         found = json.loads(
@@ -62,11 +58,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
 
 
 def read_foreign(path: Path, schema: Mapping[Any, Any] | None = None) -> dict[str, Any]:
-    """The object in a JSON file that other software wrote, such as a config.json: it may hold infinite numbers.
-
-    Raises:
-        InputError: it cannot be read, is not JSON, or no object of this schema.
-    """
+    """The object in a JSON file that other software wrote, such as a config.json: it may hold infinite numbers."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
@@ -95,11 +87,7 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_document(value: Any, schema: Any, where: str) -> Any:
-    """``value`` if it is what ``schema`` says.
-
-    Raises:
-        InputError: it is not; the message names the place, from ``where`` on.
-    """
+    """``value`` if it is what ``schema`` says."""
     if isinstance(schema, Row):
         if not isinstance(value, list | tuple) or len(value) != len(schema):
             raise _refusal(where, f"a list of {len(schema)}", value)
@@ -194,9 +182,6 @@ def read_safetensors(
         what: it should hold, and ``again`` how it is made again, for messages.
         tensors_of: tensors are read of a file whose metadata name this format alone; None reads them of any. A
             checkpoint may be large, and of types that NumPy does not know.
-
-    Raises:
-        InputError: it cannot be read, is cut off, is something else, or has tensors of another type.
     """
     from safetensors import SafetensorError, safe_open
 

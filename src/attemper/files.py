@@ -27,12 +27,7 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 
 
 def check_target(path: str | os.PathLike[str], what: str = "page") -> Path:
-    """Where a page or a picture for ``path`` goes, links followed, once it is certain that a file can be written there.
-
-    Raises:
-        InputError: the folder is missing or cannot be written to, ``path`` is something other than a file, or its name
-            ends as that of another kind of file, for which it would be taken.
-    """
+    """Where a page or picture for ``path`` goes, links followed, once a file can certainly be written there."""
     try:
         target = Path(os.path.realpath(path))
         if (suffix := Path(path).suffix.lower()) in _TAKEN - {SUFFIXES[what]}:
@@ -142,9 +137,6 @@ def check_header(name: str, header: object, form: str, version: int, *, what: st
         version: its field ``version`` must be this.
         what: such a file holds.
         writer: what writes such files.
-
-    Raises:
-        InputError: the file is something else, or of another version.
     """
     if not isinstance(header, dict) or header.get("format") != form:
         raise InputError(f"{name} is a safetensors file, but no {what}: {writer} writes one.")

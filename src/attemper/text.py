@@ -172,9 +172,7 @@ def date_of(seconds: float) -> str:
 
 def script_json(data: Any) -> str:
     """``data`` as JSON that may stand inside a ``<script>`` element: ASCII, and no ``<``, ``>`` or ``&``.
-
-    Raises:
-        ValueError: there is a NaN or an infinity in it; JSON has no word for them and browsers refuse them.
+    ``ValueError``: there is a NaN or an infinity in it; JSON has no word for them and browsers refuse them.
     """
     text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     for character in "<>&":

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 import attemper
-from attemper.cli.demo_view import Curves
+from attemper.cli.demo import Curves
 from attemper.lab.trained import demo
 from tests.support.command import Run
 from tests.support.small_runs import CONFIG, corpus

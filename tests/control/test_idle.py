@@ -8,7 +8,7 @@ from torch import nn
 
 import attemper
 from attemper import InputError
-from attemper.control.idle import NAMED, warn_idle
+from attemper.control.handle import NAMED, warn_idle
 from attemper.lab.model import ByteConfig, ByteModel
 
 IDS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(1))

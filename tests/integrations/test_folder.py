@@ -348,7 +348,7 @@ def test_calibrate_folds_what_the_model_came_with(run: Run, folder: Path, tmp_pa
 
 
 def test_every_map_and_temperature_of_the_library_can_be_saved():
-    from attemper.control.part_form import KINDS
+    from attemper.control.saved_model import KINDS
 
     of_nn = {name for name in attemper.nn.__all__ if isinstance(kind := getattr(attemper.nn, name), type)
              and issubclass(kind, Temperature | Normalizer)}  # fmt: skip

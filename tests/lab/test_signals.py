@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from attemper.lab.trained.signals import SIGNS, above, least, signs
+from attemper.lab.trained.summary import SIGNS, above, least, signs
 
 CALM = {
     "measured": [0, 10], "max_logits": [5.0, 99.0], "entropies": [[0.9, 0.06], [0.8, 0.05]],

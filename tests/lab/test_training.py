@@ -13,8 +13,15 @@ import torch
 from attemper.errors import InputError
 from attemper.lab.model import Attention
 from attemper.lab.trained import interventions, training
-from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, Control, configure
-from attemper.lab.trained.proposals import GatedAttention, QueryKeyRates, add_gates
+from attemper.lab.trained.interventions import (
+    BRANCHES,
+    INTERVENTIONS,
+    Control,
+    GatedAttention,
+    QueryKeyRates,
+    add_gates,
+    configure,
+)
 from attemper.lab.trained.training import Run, adamw, held_out_loss, held_out_windows, one_step, start, trained
 from tests.support.small_runs import CONFIG, corpus, small
 

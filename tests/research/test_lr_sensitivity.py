@@ -12,9 +12,8 @@ from research.lr_sensitivity import COMPARED, RATES, SEEDS, experiment, plan, se
 
 from attemper.lab import read_results, train
 from attemper.lab.experiment import Table
-from attemper.lab.trained.differences import paired_difference
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, OURS
-from attemper.lab.trained.summary import thin_out
+from attemper.lab.trained.summary import paired_difference, thin_out
 from research import lr_sensitivity as lab
 from tests.lab.printed import rows
 

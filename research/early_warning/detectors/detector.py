@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attemper.lab.trained.signals import WINDOW
+from attemper.lab.trained.summary import WINDOW
 from attemper.readings.laws import Array
 from research.early_warning.spacing import ATTENTION, SPACING
 

@@ -183,10 +183,8 @@ def measure(
 
 
 def measure_normalizer(shape: Shape, name: str, *, backend: str = "auto", pairs: int = 15) -> NormalizerRow:
-    """Times one of ``NORMALIZERS`` in turns with the other ways, after checking it against float64.
-
-    Raises:
-        BackendError: the backend has it not, or its output is further from float64 than the type allows.
+    """Times one of ``NORMALIZERS`` in turns with the other ways, after checking it against float64. ``BackendError``:
+    the backend has it not, or its output is further from float64 than the type allows.
     """
     needed = frozenset({"normalizer"}) if name != "softmax_plus_one" else frozenset[str]()
     own, tensors = resolve(backend, needed, Inputs(shape.dtype, "cpu", shape.size)).name, shape.tensors()

@@ -82,11 +82,7 @@ class Shape:
     def of(
         text: str, *, causal: bool = False, dtype: str = "float32", backward: bool = False, window: int = 0
     ) -> Shape:
-        """A shape from ``"B,H,N,D"``, or ``"B,H,G,Q,K,D"`` with G key heads. With a window it is causal.
-
-        Raises:
-            InputError: it is neither, a size is below 1, or H is not a multiple of G.
-        """
+        """A shape from ``"B,H,N,D"``, or ``"B,H,G,Q,K,D"`` with G key heads. With a window it is causal."""
         try:
             sizes = [int(part) for part in text.split(",")]
         except ValueError:

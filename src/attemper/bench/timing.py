@@ -48,7 +48,6 @@ class Row:
         return asdict(self)
 
     def heading(self) -> str:
-        """The machine, in words."""
         return str(self.machine)
 
     def by_round(self, name: str, digits: int = 2) -> str:

@@ -43,7 +43,6 @@ def attend(
 
 
 def run(request: Request) -> AttentionOutput:
-    """Runs a checked call on its backend."""
     problem = request.problem
     # Autograd, transforms and exporters look into plain PyTorch. It leaves its state in float64.
     plain = table.by_name(problem.backend).plain

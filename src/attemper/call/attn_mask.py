@@ -62,9 +62,6 @@ def without_causal_bias(
     Args:
         query: [B, H, Q, D].
         keys: K.
-
-    Raises:
-        InputError: it was made for other sizes, or ``is_causal`` stands beside it, which SDPA refuses, too.
     """
     if not is_causal_bias(mask):
         return mask, rule
@@ -88,11 +85,7 @@ def without_causal_bias(
 
 
 def check_mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``mask`` with four dimensions, that of the keys full, each other one full or 1.
-
-    Raises:
-        InputError: it is no plain tensor, neither bool nor floating, or does not broadcast to ``shape``, [B, H, Q, K].
-    """
+    """``mask`` with four dimensions, that of the keys full, each other one full or 1."""
     if isinstance(mask, Tensor) and not is_plain(mask):
         raise InputError(f"{where}(attn_mask=...) is a {type(mask).__name__}, a subclass of Tensor. {ADVICE}")
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.dtype.is_floating_point):

@@ -49,7 +49,6 @@ def passes_dispatcher(problem: Problem) -> bool:
 
 
 def attention_under_transforms(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """``operator.attention``, as transforms can nest it."""
     if transforms.active():
         return Attention.apply(*problem.values())
     return operator.attention(problem)

@@ -80,7 +80,6 @@ def _joins_batch(args: Sequence[Any], in_dims: Places) -> bool:
 
 
 def _samples(size: int, in_dims: Places, args: Sequence[Any]) -> list[list[Any]]:
-    """The arguments of each sample."""
 
     def sample(number: int) -> list[Any]:
         return [

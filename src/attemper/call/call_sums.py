@@ -73,7 +73,6 @@ class CallSums:
         return of[Column.VISIBLE_KEYS], valid if self.included is None else valid & self.included[:, None]
 
     def statistics(self) -> AttentionStats:
-        """The statistics of the same rows, from the same state."""
         rows = state_of(SUMMED, self.state, self.backend if table.by_name(self.backend).direct else None)
         stats = AttentionStats(statistics_of(rows, self.names, self.facts.sink), rows, self.facts)
         return stats if self.included is None else stats.where(self.included[:, None])

@@ -171,7 +171,6 @@ def _where_seen(seen: Tensor, value: Tensor, other: float) -> Tensor:
 
 
 def inverse(value: Tensor) -> Tensor:
-    """1 / value, 0 where it is 0."""
     present = value != 0
     return torch.where(present, 1.0 / _where_seen(present, value, 1.0), 0.0)
 

@@ -135,7 +135,6 @@ _NORMALIZER = list(Options.__dataclass_fields__).index("normalizer")
 
 
 def _with_tensors(request: Request, **tensors: Tensor | None) -> Request:
-    """``request`` of other tensors, of the same shapes and types."""
     made = object.__new__(Request)
     vars(made).update(vars(request), problem=request.problem.with_fields(**tensors))
     return made

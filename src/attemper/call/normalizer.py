@@ -81,20 +81,12 @@ class Normalization:
         return self.name if self.rowwise else "softmax"
 
     def statistics(self, where: str, stats: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The statistics that ``stats=`` asks for, and these with what is always kept beside them.
-
-        Raises:
-            InputError: one is unknown, or belongs to softmax alone.
-        """
+        """The statistics that ``stats=`` asks for, and these with what is always kept beside them."""
         asked = asked_names(where, stats, rowwise=self.name if self.rowwise else None)
         return asked, asked if self.rowwise else add_kept(asked)
 
     def parameter(self, where: str, query: Tensor) -> Tensor | None:
-        """The parameter as [H], float32 at least.
-
-        Raises:
-            InputError: a tensor that is neither [heads] nor one element, or not floating.
-        """
+        """The parameter as [H], float32 at least."""
         value, heads = self.per_head, query.shape[1]
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         if value is None:
@@ -111,9 +103,7 @@ class Normalization:
 
     def sink(self, where: str, query: Tensor, given: Tensor | None) -> Tensor | None:
         """The logit [H] that takes weight and gives no value: its own, ``given`` (sink_logits), or both together.
-
-        Raises:
-            InputError: it is rowwise, and so has no sink, but one is given.
+        ``InputError``: it is rowwise, and so has no sink, but one is given.
         """
         if given is not None and self.rowwise:
             raise InputError(
@@ -161,11 +151,7 @@ class Normalizer(Protocol):
 
 
 def normalization(where: str, given: object) -> Normalization:
-    """What is meant by ``normalizer=``: a name, an object of ``attemper.nn``, or what one says.
-
-    Raises:
-        InputError: it is none of them.
-    """
+    """What is meant by ``normalizer=``: a name, an object of ``attemper.nn``, or what one says."""
     if isinstance(given, Normalization):
         return given
     takes = (FORMS_OF_SOFTMAX.get(given) or NORMALIZERS.get(given)) if isinstance(given, str) else None
@@ -181,21 +167,13 @@ def normalization(where: str, given: object) -> Normalization:
 
 
 def topk(k: Any, where: str = "TopK") -> Normalization:
-    """Softmax over the k largest scores. ``where``: what was called with ``k``.
-
-    Raises:
-        InputError: k is not an int of at least 1.
-    """
+    """Softmax over the k largest scores. ``where``: what was called with ``k``."""
     keys = "It is the number of keys that keep a weight; above the number of visible keys all do, as in softmax."
     return Normalization("topk", float(whole_number(f"{where}(k=...)", k, f" {keys}")))
 
 
 def threshold(min_weight: Any, where: str = "Threshold") -> Normalization:
-    """Softmax over the keys that have at least this weight. ``where``: what was called with it.
-
-    Raises:
-        InputError: it is not a number from 0 to below 1.
-    """
+    """Softmax over the keys that have at least this weight. ``where``: what was called with it."""
     if isinstance(min_weight, bool) or not isinstance(min_weight, (int, float)) or not 0 <= min_weight < 1:
         raise InputError(
             f"{where}(min_weight=...) must be a number from 0 to below 1, got {min_weight!r}. It is the softmax weight "
@@ -205,11 +183,7 @@ def threshold(min_weight: Any, where: str = "Threshold") -> Normalization:
 
 
 def entmax(alpha: float | Tensor) -> Normalization:
-    """alpha-entmax. A number is checked, a tensor is not (that would sync the device).
-
-    Raises:
-        InputError: alpha is a number below 1, or not finite.
-    """
+    """alpha-entmax. A number is checked, a tensor is not (that would sync the device)."""
     if not isinstance(alpha, Tensor) and (
         isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1 <= alpha < math.inf
     ):

@@ -127,15 +127,11 @@ def _gradients_by_documents(
     ]
     for part in documents(problem):
         rows, kernels = part.rows, table.kernels(problem.backend)
-        above = _document_upstream(problem, upstream, part)
+        key_mass = upstream.key_mass[..., part.keys] if problem.key_mass else upstream.key_mass
+        above = Upstream(upstream.output[:, :, part.rows], upstream.state[..., part.rows], key_mass)
         grads = kernels.backward(part.problem, output[:, :, rows], state[..., rows], above, tuple(needs))
         _collect(totals, grads, part)
     return [total.to(result.dtype) for total, result in zip(totals, results, strict=True)]
-
-
-def _document_upstream(problem: Problem, upstream: Upstream, part: Document) -> Upstream:
-    key_mass = upstream.key_mass[..., part.keys] if problem.key_mass else upstream.key_mass
-    return Upstream(upstream.output[:, :, part.rows], upstream.state[..., part.rows], key_mass)
 
 
 @torch.library.register_fake("attemper::attention_backward", lib=LIBRARY)

@@ -23,11 +23,7 @@ class Packing:
 
 
 def packing_of(where: str, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Packing:
-    """Offsets of both, checked for what can be told without reading them.
-
-    Raises:
-        InputError: they are not one-dimensional ints of the same length, or ``torch.vmap`` maps over them.
-    """
+    """Offsets of both, checked for what can be told without reading them."""
     for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
             came = f"{list(offsets.shape)} {offsets.dtype}" if isinstance(offsets, Tensor) else type(offsets).__name__

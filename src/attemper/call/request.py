@@ -92,11 +92,7 @@ def shows_keywords(kind: type = Keywords, **defaults: Any) -> Callable[[Function
 
 
 def options_of(where: str, keywords: ScoreKeywords, *, kind: type = Keywords, **others: Any) -> Options:
-    """The options of a public function that takes ``kind`` of keywords.
-
-    Raises:
-        TypeError: a keyword is none of them.
-    """
+    """The options of a public function that takes ``kind`` of keywords."""
     for name in keywords:
         if name not in kind.__annotations__:
             raise TypeError(f"{where}() got an unexpected keyword argument {name!r}")
@@ -119,7 +115,6 @@ class Request:
     """[R] int: which of them are measured; None for all."""
 
     def with_problem(self, **changes: Any) -> Request:
-        """The request with other fields of its problem."""
         return replace(self, problem=replace(self.problem, **changes))
 
 
@@ -308,11 +303,6 @@ def check_groups(where: str, tensors: Mapping[str, Tensor], enable_gqa: bool) ->
 
 
 def check_window(where: str, window_size: Any) -> tuple[int, int]:
-    """``window_size`` as two ints.
-
-    Raises:
-        InputError: it is anything else, or a side is below -1.
-    """
     try:
         left, right = map(index_of, window_size)
     except (TypeError, ValueError):

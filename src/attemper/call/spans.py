@@ -17,11 +17,7 @@ Spans: TypeAlias = Tensor | Sequence[tuple[int, int]]
 
 
 def span_keys(where: str, spans: Spans | None, key: Tensor, asked: bool) -> Tensor | None:
-    """[B|1, K] bool: the marked keys of ``key`` [B, G, K, D]; None where ``span_mass`` is not ``asked``.
-
-    Raises:
-        InputError: it is asked without spans, or they do not fit the keys.
-    """
+    """[B|1, K] bool: the marked keys of ``key`` [B, G, K, D]; None where ``span_mass`` is not ``asked``."""
     if spans is None:
         if asked:
             raise InputError(

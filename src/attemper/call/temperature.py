@@ -19,11 +19,7 @@ _SMALLEST = 1e-30
 
 
 def row_multiplier(where: str, query: Tensor, scale: float | None, temperature: float | Tensor) -> Tensor:
-    """scale / T, [B|1, H|1, Q|1], float32 at least: what every backend multiplies scores of a row by.
-
-    Raises:
-        InputError: a scale or temperature that has no meaning, or their quotient overflows; ``where`` was given it.
-    """
+    """scale / T, [B|1, H|1, Q|1], float32 at least: what every backend multiplies scores of a row by."""
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     if scale is None:
         scale = 1.0 / math.sqrt(max(query.shape[3], 1))

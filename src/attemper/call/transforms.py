@@ -87,10 +87,8 @@ def derivative_in_graph() -> bool:
 
 
 def refuse_in_graph(where: str) -> None:
-    """Raises where a graph would hold an operator of ours without its derivative.
-
-    Raises:
-        BackendError: :func:`derivative_in_graph`. Where graphs may break, the compiler runs the function as written.
+    """Raises where a graph would hold an operator of ours without its derivative. ``BackendError``:
+    :func:`derivative_in_graph`. Where graphs may break, the compiler runs the function as written.
     """
     if derivative_in_graph():
         raise BackendError(
@@ -143,11 +141,6 @@ def exports_to_onnx() -> bool:
 
 
 def refuse_onnx(what: str, instead: str) -> None:
-    """Refuses an operator of ours while ``torch.onnx.export`` is tracing.
-
-    Raises:
-        BackendError: it is.
-    """
     if exports_to_onnx():
         raise BackendError(
             f"{what} cannot be exported to ONNX: it is an operator of attemper, which ONNX has no form of. "

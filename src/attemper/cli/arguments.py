@@ -67,11 +67,6 @@ class Input:
 
 
 def read_text(text: str | None) -> str:
-    """The text of a ``--text`` option.
-
-    Raises:
-        InputError: the file is missing, is not text, or cannot be read.
-    """
     path = TEXT if text is None else Path("standard input" if text == "-" else text)
     if text == "-" and sys.stdin is None:
         raise InputError("standard input is closed: there is no text to read.")
@@ -104,11 +99,6 @@ def title_of(model: str | None) -> str:
 
 
 def shipped_model(max_length: int | None, device: str, dtype: Dtype) -> Any:
-    """The byte-level model that ships, on a device.
-
-    Raises:
-        InputError: its windows are shorter than ``max_length``, or the device cannot be used.
-    """
     import torch
 
     from attemper.integrations.device import to_device

@@ -124,7 +124,10 @@ def calibrate(
         known, windows = _pretrained_windows(model, words, max_length, device, dtype.value)
         loaded = known.model
         if fold is not None:
-            _fold_own(known)
+            for handle in known.tempered:  # plain transformers would not read them; refused before the search
+                handle.fold()
+            if known.tempered:
+                say("the model already has attemper temperatures: they are folded in too")
     size = batch_size or max(1, min(_MOST, len(windows) // _WANTED))
     batches = windows.split(size)
     # A last batch of fewer windows would count as much as a whole one.
@@ -145,14 +148,6 @@ def calibrate(
         print(_sentence(found, _unit(model)))
     if refused:
         raise InputError(f"--fold wrote nothing to {fold}: {found.doubt}, or pass --force.")
-
-
-def _fold_own(known: PretrainedModel) -> None:
-    """The temperatures that the model came with: plain transformers would not read them. Refused before the search."""
-    for handle in known.tempered:
-        handle.fold()
-    if known.tempered:
-        say("the model already has attemper temperatures: they are folded in too")
 
 
 def _write_folded(found: Calibration, known: PretrainedModel, folder: Path, force: bool) -> None:

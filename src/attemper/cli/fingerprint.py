@@ -84,7 +84,6 @@ def fingerprint(
 
 
 def _numbers(heads: str | None) -> list[int] | None:
-    """Numbers of heads, written with commas."""
     parts = None if heads is None else [part.strip() for part in heads.split(",")]
     if parts is not None and not all(part.isdecimal() for part in parts):
         raise typer.BadParameter(f"is {clean_name(heads or '')!r}, expected numbers: 0,4.", param_hint="--heads")
@@ -107,7 +106,6 @@ def fingerprint_of(
 
 
 def _first(batches: list[Any], sequences: int) -> list[Any]:
-    """The first sequences of batches."""
     found: list[Any] = []
     for batch in batches:
         if sequences <= 0:

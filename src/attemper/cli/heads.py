@@ -41,11 +41,7 @@ class Order:
 
 
 def check_order(sort: str | None, top: int | None) -> Order | None:
-    """The order that ``--sort`` and ``--top`` ask for; None without both. ``--top`` alone: the sharpest heads.
-
-    Raises:
-        InputError: no statistic of a head has this name.
-    """
+    """The order that ``--sort`` and ``--top`` ask for; None without both. ``--top`` alone: the sharpest heads."""
     if sort is None:
         return None if top is None else Order("normalized_entropy", smallest_first=True, top=top)
     name = sort.removeprefix("-")

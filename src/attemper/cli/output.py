@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -44,12 +44,7 @@ def print_json(document: str) -> None:
 
 
 def check_files(html: Path | None, csv: str | None) -> None:
-    """Checks, before work that takes long, that its files can be written.
-
-    Raises:
-        InputError: the folder is missing or write-protected, the path is something other than a file, or a page is to
-            go to stdout.
-    """
+    """Checks, before work that takes long, that its files can be written."""
     from attemper.files import check_target
 
     if html is not None:
@@ -61,7 +56,6 @@ def check_files(html: Path | None, csv: str | None) -> None:
 
 
 def write_csv(csv: str, rows: str) -> None:
-    """Rows to stdout for ``-``, else into a file."""
     from attemper.files import write_whole
 
     if csv == "-":
@@ -109,7 +103,9 @@ def exit_code(command: Callable[[], Any]) -> int:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         return failure("standard output is closed: there is nowhere to print to.")
-    _take_any_text(sys.stdout)
+    # Letters that the terminal's encoding lacks are written as their numbers, not as a traceback.
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
+        reconfigure(errors="backslashreplace")
     try:
         code = command()
         sys.stdout.flush()
@@ -130,12 +126,6 @@ def failure(message: str, code: int = 1) -> int:
     """Prints the one line; the exit code."""
     say(f"attemper: {message}")
     return code
-
-
-def _take_any_text(stream: TextIO) -> None:
-    """Letters that the terminal's encoding lacks are written as their numbers, not as a traceback."""
-    if reconfigure := getattr(stream, "reconfigure", None):
-        reconfigure(errors="backslashreplace")
 
 
 def _report_unwritten(error: OSError) -> int:

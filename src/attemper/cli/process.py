@@ -40,9 +40,6 @@ def loading() -> Iterator[None]:
 def import_for(model: str | None) -> None:
     """Imports what running a model takes, one of transformers or the one that ships (None), under ``loading``. To be
     called before anything else imports torch. In a terminal it says that the hub is asked, which takes its time.
-
-    Raises:
-        InputError: ``model`` is a folder that is missing or holds no model. Loading reports its other faults.
     """
     if model is not None:
         check_folder(model)

@@ -54,14 +54,11 @@ class Cut:
 
     @property
     def drives(self) -> bool:
-        """Whether workers were asked for."""
         return self.workers is not None or self.engine is not None
 
     def one_shard(self, environment: Mapping[str, str]) -> tuple[int, int] | None:
-        """The shard that this process is to scan; None if it is to scan all of them.
-
-        Raises:
-            BadParameter: options that contradict each other, or a shard that does not exist.
+        """The shard that this process is to scan; None if it is to scan all of them. ``BadParameter``: options that
+        contradict each other, or a shard that does not exist.
         """
         if self.shard is not None:
             if self.drives or self.shards is not None:
@@ -97,11 +94,7 @@ def _parse(shard: str) -> tuple[int, int]:
 
 
 def shard_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """(I, N) of a task of a SLURM array, or of a process that torchrun started; None of any other.
-
-    Raises:
-        InputError: the array has gaps, or its variables are incomplete.
-    """
+    """(I, N) of a task of a SLURM array, or of a process that torchrun started; None of any other."""
     if "SLURM_ARRAY_TASK_ID" in environment:
         names = [f"SLURM_ARRAY_TASK_{part}" for part in ("ID", "MIN", "MAX", "COUNT")]
         task, first, last, tasks = (_whole(environment, name) for name in names)
@@ -128,11 +121,7 @@ def _whole(environment: Mapping[str, str], name: str) -> int:
 
 
 def scan_one(model: str | None, given: Input, cut: Cut, one: tuple[int, int], **options: Any) -> None:
-    """Writes the part of one shard (I, N), unless it is there.
-
-    Args:
-        options: of ``attemper.scan``: backend, limits, fewest_keys.
-    """
+    """Writes the part of one shard (I, N), unless it is there. ``options``: backend, limits, fewest_keys of a scan."""
     assert cut.out is not None
     _check_model(model, cut)
     _make(cut.out)
@@ -147,10 +136,8 @@ def scan_one(model: str | None, given: Input, cut: Cut, one: tuple[int, int], **
 
 
 def scan_all(model: str | None, given: Input, cut: Cut, **options: Any) -> Scan:
-    """All texts: as one shard without a file, or as shards whose parts are written and merged.
-
-    Args:
-        options: of ``attemper.scan``: backend, limits, fewest_keys.
+    """All texts: as one shard without a file, or as shards whose parts are written and merged. ``options``: of
+    ``attemper.scan``: backend, limits, fewest_keys.
     """
     _check_model(model, cut)
     if cut.out is not None:

@@ -416,17 +416,13 @@ def _along(
             above = math.inf if right == place else line(right)
     if math.isinf(below) or math.isinf(above):
         return place, value
-    vertex = _vertex((left, place, right), (below, value, above))
-    at_vertex = line(vertex)
-    return (vertex, at_vertex) if at_vertex <= value else (place, value)
-
-
-def _vertex(points: tuple[float, float, float], values: tuple[float, float, float]) -> float:
-    """The vertex of the parabola through three points, the middle one lowest. It lies between the outer ones."""
-    (a, b, c), (at_a, at_b, at_c) = points, values
+    # The vertex of the parabola through three points, the middle one lowest: it lies between the outer ones.
+    (a, b, c), (at_a, at_b, at_c) = (left, place, right), (below, value, above)
     over = (b - a) ** 2 * (at_b - at_c) - (b - c) ** 2 * (at_b - at_a)
     under = (b - a) * (at_b - at_c) - (b - c) * (at_b - at_a)
-    return b if under == 0 else min(max(b - over / under / 2, a), c)
+    vertex = b if under == 0 else min(max(b - over / under / 2, a), c)
+    at_vertex = line(vertex)
+    return (vertex, at_vertex) if at_vertex <= value else (place, value)
 
 
 METHODS = {"gradient": by_gradient, "grid": by_grid}

@@ -46,7 +46,6 @@ class Sums:
 
 
 def refusal(where: str, module: nn.Module) -> str:
-    """The message for a module that attends by another normalizer than softmax."""
     return (
         f"{where} steers by the slope of softmax's entropy, and {type(module).__name__} attends by another normalizer: "
         "leave it out with sites=."
@@ -154,7 +153,6 @@ def _dense_slope(problem: Problem) -> Tensor:
 
 
 def _sequence(problem: Problem, index: int) -> Problem:
-    """One sequence of a batch."""
 
     def one(tensor: Tensor | None) -> Tensor | None:
         return tensor if tensor is None or tensor.shape[0] == 1 else tensor[index : index + 1]

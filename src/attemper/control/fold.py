@@ -43,9 +43,6 @@ def fold_(where: str, model: nn.Module, temperatures: Mapping[str, Tensor]) -> N
     Args:
         where: the caller, for messages.
         temperatures: [heads or 1] by the name of an attention module.
-
-    Raises:
-        InputError: see :meth:`attemper.types.Calibration.fold`.
     """
     acting = {name: value for name, value in temperatures.items() if bool((value != 1).any())}
     if not acting:

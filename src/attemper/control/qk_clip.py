@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from attemper.checks import positive_number, whole_number
-from attemper.control.handle import Handle, former_close
-from attemper.control.idle import NAMED, warn_idle
+from attemper.control.handle import NAMED, Handle, former_close, warn_idle
 from attemper.control.query_key_weights import HeadsError, Projections, normalises, projections_of
 from attemper.distributed.data_parallel import check_reduce, device_of_group, weight_ranks
 from attemper.errors import InputError
@@ -298,11 +297,7 @@ class QKClip(Handle):
 
 
 def _check_heads(heads: Any, attentions: Mapping[str, nn.Module]) -> dict[str, int]:
-    """The number of heads of each of these modules that ``heads`` names.
-
-    Raises:
-        InputError: as ``QKClip``.
-    """
+    """The number of heads of each of these modules that ``heads`` names."""
     where, found = "QKClip(heads=...)", {}
     if heads is None:
         return found

@@ -76,7 +76,6 @@ class Projections:
 
     @property
     def repeats(self) -> int:
-        """Query heads that share a key head."""
         return self.query.heads // self.key.heads
 
     @property

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from attemper.call.result import AttentionStats
 from attemper.checks import one_of
-from attemper.control.handle import Handle
-from attemper.control.idle import IdleSites
+from attemper.control.handle import Handle, IdleSites
 from attemper.control.penalties import Penalty
 from attemper.control.penalty_gradient import AttachPenalty, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError

@@ -1,7 +1,9 @@
 """A tempered model in a folder: ``save_pretrained`` writes what stands at its sites beside the weights.
 
 ``attemper.json`` says what stands where, ``attemper.safetensors`` holds its tensors (as ``handle.save`` writes them),
-and the field ``attemper`` of config.json says that they are there. Neither file can name code: see ``part_form``.
+and the field ``attemper`` of config.json says that they are there. Neither file can name code: a form is of one of
+a fixed list of kinds (``KINDS``). It says what a module was made with; what it holds are tensors, and sizes follow from
+them, which cannot claim more memory than the file has bytes.
 """
 
 from __future__ import annotations
@@ -9,21 +11,23 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
+from attemper import nn as kinds
 from attemper.control.one_call import OneCall
-from attemper.control.part_form import form_of, part_of
 from attemper.control.temperature_file import read_tensors, write_tensors
 from attemper.documents import check_document, parse_json, read_foreign
 from attemper.errors import InputError
 from attemper.files import replacement
-from attemper.nn.normalizers import Normalizer
-from attemper.nn.temperature import ACTIONS, Temperature
+from attemper.nn.normalizers import MODULES, Normalizer
+from attemper.nn.temperature import ACTIONS, ProductTemperature, Temperature
+from attemper.schedules import schedule_form, schedule_of
 from attemper.sites.act import normalizer_of, temperatures
 from attemper.sites.find import all_sites
 from attemper.sites.names import names_of
@@ -110,7 +114,8 @@ def _document(parts: Parts, state: Mapping[str, Tensor]) -> tuple[dict[str, Any]
         for number, part in enumerate(those):
             kept = part.saved_as() if isinstance(part, Temperature) else part
             forms.append(form_of(kept) or {"kind": None, "class": type(kept).__name__})
-            child = _child(part, number)
+            beginning = "attemper_normalizer" if isinstance(part, Normalizer) else "attemper_temperature"
+            child = beginning if isinstance(part, Normalizer) or number == 0 else f"{beginning}_{number + 1}"
             for name, tensor in kept.state_dict().items():
                 full = state.get(f"{site}.{child}.{name}", tensor) if kept is part else tensor
                 _refuse_split(site, full)
@@ -129,12 +134,6 @@ def _document(parts: Parts, state: Mapping[str, Tensor]) -> tuple[dict[str, Any]
         if isinstance(those[-1], Normalizer):
             sites[site]["normalizer"] = forms.pop()
     return {"format": _FORMAT, "version": _VERSION, "sites": sites}, tensors
-
-
-def _child(part: nn.Module, number: int) -> str:
-    """The name under which ``temper`` put a part into its site, where handles came in order."""
-    beginning = "attemper_normalizer" if isinstance(part, Normalizer) else "attemper_temperature"
-    return beginning if isinstance(part, Normalizer) or number == 0 else f"{beginning}_{number + 1}"
 
 
 def _beginning(site: str, number: int, is_normalizer: bool) -> str:
@@ -162,11 +161,7 @@ def _mark(config: Path) -> None:
 
 
 def is_tempered(folder: Path) -> bool:
-    """Whether a folder holds a tempered model.
-
-    Raises:
-        InputError: its config.json says so and ``attemper.json`` does not, or the other way round.
-    """
+    """Whether a folder holds a tempered model."""
     there, config = (folder / FILE).is_file(), folder / "config.json"
     if not config.is_file():
         return there
@@ -185,11 +180,7 @@ def is_tempered(folder: Path) -> bool:
 
 
 def parts_in(folder: Path) -> Parts:
-    """What a folder says of the sites of its model.
-
-    Raises:
-        InputError: a file is missing, damaged or of another kind, or names what is not attemper's.
-    """
+    """What a folder says of the sites of its model."""
     sites, tensors = _sites(folder / FILE), read_tensors(folder)
     found: Parts = {}
     for site, given in sites.items():
@@ -232,3 +223,94 @@ def _sites(path: Path) -> dict[str, Any]:
     if not sites:
         raise InputError(f"{path} is damaged: it has no sites.")
     return sites
+
+
+Form = dict[str, Any]
+Tensors = Mapping[str, Tensor]
+_DEEPEST = 8
+"""Products within products."""
+
+
+class Kind(NamedTuple):
+    """How a temperature or normalizer of one class is written and made again."""
+
+    options: tuple[str, ...]
+    """Names of the attributes that it was made with. A tensor among them is not part of the form."""
+    build: Callable[[Form, Tensors, int], Temperature | Normalizer]
+    """From options, tensors and the depth of products around it."""
+
+
+def form_of(part: nn.Module) -> Form | None:
+    """The form of a temperature or normalizer; None for a class that is not attemper's."""
+    name = type(part).__name__
+    if getattr(kinds, name, None) is not type(part) and not isinstance(part, ProductTemperature):
+        return None
+    if isinstance(part, ProductTemperature):
+        factors = [form_of(factor) for factor in part.factors]
+        return None if None in factors else {"kind": "ProductTemperature", "factors": factors}
+    given = {option: getattr(part, option) for option in KINDS[name].options}
+    if "schedule" in given:
+        given["schedule"] = schedule_form(given["schedule"])
+    return {"kind": name, **{option: value for option, value in given.items() if not isinstance(value, Tensor)}}
+
+
+def part_of(form: object, tensors: Tensors, depth: int = 0) -> Temperature | Normalizer:
+    """The module of a form.
+
+    Args:
+        form: what ``form_of`` gave, or anything else that a file may hold.
+        tensors: those of the module, by its own names for them.
+    """
+    if not isinstance(form, dict) or not isinstance(form.get("kind"), str) or form["kind"] not in KINDS:
+        kind = form.get("kind") if isinstance(form, dict) else form
+        raise InputError(f"{kind!r:.80} is not a temperature or normalizer of attemper. Known: {', '.join(KINDS)}.")
+    name, options = form["kind"], {option: value for option, value in form.items() if option != "kind"}
+    if not set(options) <= set(KINDS[name].options) or depth > _DEEPEST:
+        raise InputError(f"a {name} with the options {sorted(options)!r:.200} is not known.")
+    try:
+        part = KINDS[name].build(options, tensors, depth)
+        if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
+            part.double()
+        part.load_state_dict(dict(tensors))
+    except (KeyError, IndexError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+        raise InputError(
+            f"a {name} cannot be made of {options!r:.200} and {_shapes(tensors)}: {' '.join(str(error).split())}"
+        ) from error
+    return part
+
+
+def _product(options: Form, tensors: Tensors, depth: int) -> Temperature:
+    factors = []
+    for number, form in enumerate(options["factors"]):
+        beginning = f"factors.{number}."
+        own = {name.removeprefix(beginning): value for name, value in tensors.items() if name.startswith(beginning)}
+        factors.append(part_of(form, own, depth + 1))
+    return ProductTemperature(factors)
+
+
+def _learned_temperature(options: Form, tensors: Tensors, _: int) -> Temperature:
+    return kinds.LearnedTemperature(len(tensors["log_temperature"]), initial=options["floor"], **options)
+
+
+def _conditional(options: Form, tensors: Tensors, _: int) -> Temperature:
+    heads, dim = tensors["projection.weight"].shape
+    return kinds.ConditionalTemperature(dim, heads, initial=options["floor"], **options)
+
+
+KINDS = {
+    "FixedTemperature": Kind((), lambda _, tensors, __: kinds.FixedTemperature(tensors["value"])),
+    "LearnedTemperature": Kind(("floor", "ceiling"), _learned_temperature),
+    "ConditionalTemperature": Kind(("pool", "floor", "ceiling"), _conditional),
+    "LengthTemperature": Kind(("reference", "law"), lambda options, *_: kinds.LengthTemperature(**options)),
+    "ScheduledTemperature": Kind(
+        ("total_steps", "schedule"),
+        lambda options, *_: kinds.ScheduledTemperature(schedule_of(options["schedule"]), options["total_steps"]),
+    ),
+    "ProductTemperature": Kind(("factors",), _product),
+    **{kind.__name__: Kind(kind.options, lambda *given, kind=kind: kind.from_form(*given[:2])) for kind in MODULES},
+}
+"""Every temperature and normalizer that a file may name."""
+
+
+def _shapes(tensors: Tensors) -> str:
+    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:4]) or "no tensors"

@@ -262,11 +262,6 @@ class Tempered(Handle):
 
 
 def _normalizer(given: Any) -> Normalizer:
-    """The normalizer as a module.
-
-    Raises:
-        InputError: it is no name and no module of a normalizer, or a name that no module has.
-    """
     if isinstance(given, Normalizer):
         return given
     meant = normalization("temper", given if isinstance(given, str) else repr(given)).name
@@ -315,11 +310,6 @@ def _each(given: Any, sites: list[Site]) -> dict[str, Temperature]:
 
 
 def _modules(given: Any, count: int) -> list[Temperature]:
-    """The temperatures of ``count`` sites.
-
-    Raises:
-        InputError: it is no temperature.
-    """
     if isinstance(given, Temperature):
         return _copies(given, count)
     if isinstance(given, nn.Module) or not isinstance(given, (int, float, Tensor)) or isinstance(given, bool):

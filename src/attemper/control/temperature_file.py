@@ -38,10 +38,8 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], kind: str, more: Mapp
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """The tensors of a file of this kind, and the rest of its metadata.
-
-    Raises:
-        InputError: there is no such file, or it is not of this kind.
+    """The tensors of a file of this kind, and the rest of its metadata. ``InputError``: there is no such file, or it is
+    not of this kind.
     """
     path = place(path)
     if not path.is_file():
@@ -73,11 +71,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> Path:
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """What ``write_tensors`` or ``write_temperatures`` wrote.
-
-    Raises:
-        InputError: there is no such file, or it is not of this kind.
-    """
+    """What ``write_tensors`` or ``write_temperatures`` wrote."""
     return read(path, _FORMAT)[0]
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from attemper.call.normalizer import normalization
 from attemper.checks import one_of, positive_number, whole_number
 from attemper.control.entropy_meter import EntropyMeter, Sums, refusal
-from attemper.control.handle import Handle, former_close
-from attemper.control.idle import IdleSites
+from attemper.control.handle import Handle, IdleSites, former_close
 from attemper.control.temper import Tempered
 from attemper.distributed.data_parallel import check_reduce, weight_ranks
 from attemper.errors import InputError

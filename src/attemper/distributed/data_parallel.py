@@ -90,9 +90,6 @@ def data_parallel_group(model: nn.Module) -> ProcessGroup | None:
     pipeline, context or expert parallel. Under ``fully_shard`` alone a mesh without names is data parallel. A model
     of plain tensors that no wrapper marks is taken for the same on all ranks: see :func:`is_assumed`. A collective
     where a mesh has several data-parallel dimensions: all ranks must call it.
-
-    Raises:
-        InputError: the group cannot be told.
     """
     if not is_distributed():
         return None
@@ -132,9 +129,6 @@ def weight_ranks(model: nn.Module, modules: Iterable[nn.Module], reduce: Any) ->
         model: for the data-parallel ranks.
         modules: attention modules of it.
         reduce: "data", or the data-parallel ranks as a process group or a DeviceMesh; None for no groups at all.
-
-    Raises:
-        InputError: the data-parallel ranks cannot be told.
     """
     if reduce is None or not is_distributed():
         return []
@@ -159,7 +153,6 @@ def _wrapper_groups(model: nn.Module) -> list[ProcessGroup]:
 
 
 def _meshes(model: nn.Module) -> list[DeviceMesh]:
-    """The meshes of the parameters that are DTensors."""
     parameters: list[Any] = [parameter for parameter in model.parameters() if is_dtensor(parameter)]
     return list(dict.fromkeys(parameter.device_mesh for parameter in parameters))
 

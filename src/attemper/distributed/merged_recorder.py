@@ -60,9 +60,6 @@ class MergedRecorder(Recorder):
 
         Returns:
             The same, with the mean loss of the ranks that have one.
-
-        Raises:
-            InputError: the ranks do not hold the same part of the model.
         """
         try:
             found = self._reduction.merge(self._collector, period, failures, fail, given.get(LOSS))

@@ -121,11 +121,6 @@ def _cluster(ray: Any, workers: int | None) -> Iterator[None]:
 
 
 def _room(resources: dict[str, float], needs_gpu: bool) -> int:
-    """How many actors a cluster has room for.
-
-    Raises:
-        BackendError: it has none, and they would wait for ever.
-    """
     what = "GPU" if needs_gpu else "CPU"
     if (room := int(resources.get(what, 0))) < 1:
         raise BackendError(f"this Ray cluster has no {what} for an actor: add a node that has one, or change --device.")
@@ -133,11 +128,7 @@ def _room(resources: dict[str, float], needs_gpu: bool) -> int:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes.
-
-    Raises:
-        OSError: nothing listens there.
-    """
+    """Ray itself tries for minutes. ``OSError``: nothing listens there."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

@@ -113,9 +113,6 @@ class Reduction:
     def begin(self, options: Mapping[str, Any], first: int | None, last: int | None) -> tuple[int | None, int | None]:
         """The first and the last step of the run that goes on, as the first rank knows them from its store: by them all
         ranks sample the same steps.
-
-        Raises:
-            InputError: the ranks were given other options.
         """
         if self._group is None:
             return first, last
@@ -260,11 +257,7 @@ class Reduction:
 
 
 def reduction_of(model: nn.Module, reduce: Any, fewest_keys: int) -> Reduction | None:
-    """What ``watch(reduce=...)`` asks for; None where this process is the only one.
-
-    Raises:
-        InputError: it is none of what it may be, or the group cannot be told.
-    """
+    """What ``watch(reduce=...)`` asks for; None where this process is the only one."""
     check_reduce(reduce)
     if reduce is None or not is_distributed():
         return None

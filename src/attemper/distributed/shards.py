@@ -65,9 +65,6 @@ def scan_shard(task: ShardTask, loaded: TextModel, index: int, progress: Progres
     """Writes the file of a shard; whether there was anything to do.
 
     Every 30 seconds at most, at the end of a block, what is done goes to a file beside it: another try begins there.
-
-    Raises:
-        InputError: a file of this name is there with other contents, the texts changed, or as ``attemper.scan``.
     """
     path = task.path(index)
     begun = path.with_name(f"{path.name}.partial")
@@ -95,11 +92,7 @@ def scan_shard(task: ShardTask, loaded: TextModel, index: int, progress: Progres
 
 
 def scan_texts(task: ShardTask, loaded: TextModel, progress: Progress) -> Part:
-    """All texts of a task of one shard, without a file.
-
-    Raises:
-        InputError: as ``attemper.scan``.
-    """
+    """All texts of a task of one shard, without a file."""
     with block_scan(loaded.model, replace(task.options, tokenizer=loaded.names)) as reader:
         for block in task.texts.blocks(0, 1, task.survey):
             reader.read(loaded.batches(block), len(block))
@@ -133,7 +126,6 @@ def _check_same(path: Path, wanted: Part) -> None:
 
 
 def _difference(found: Part, wanted: Part) -> str | None:
-    """What tells a part from the one that is wanted; None if they are of the same."""
     if found.model_hash != wanted.model_hash:
         return f"another model ({clean_name(found.model)})"
     names = [name for name in wanted.law if found.law.get(name) != wanted.law[name]]

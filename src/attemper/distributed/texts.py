@@ -27,7 +27,6 @@ class Survey:
     """Of all texts in their order: the same whatever the files that they stand in."""
 
     def texts_of(self, shard: int, of: int) -> int:
-        """How many texts a shard has."""
         blocks, rest = divmod(self.texts, BLOCK)
         mine = len(range(shard, blocks, of)) * BLOCK
         return mine + (rest if rest and blocks % of == shard else 0)
@@ -49,11 +48,6 @@ class Texts:
         return self.path.resolve().name
 
     def files(self) -> list[Path]:
-        """The files, in the order in which they are read.
-
-        Raises:
-            InputError: there is no such file or folder, or none that can be read.
-        """
         if self.path.is_dir():
             found = sorted(file for file in self.path.iterdir() if file.suffix.lower() in _READERS and file.is_file())
             if found:
@@ -66,12 +60,7 @@ class Texts:
         return [self.path]
 
     def __iter__(self) -> Iterator[str]:
-        """The texts.
-
-        Raises:
-            InputError: a file cannot be read, or a record has no text; messages name the file and the line.
-            MissingExtraError: pyarrow is not installed, which reads .parquet.
-        """
+        """The texts."""
         for file in self.files():
             try:
                 for text in _READERS[file.suffix.lower()](file, self.field):
@@ -81,11 +70,7 @@ class Texts:
                 raise InputError(f"{clean_name(file.name)} cannot be read: {error.strerror or error}.") from error
 
     def survey(self) -> Survey:
-        """Counts and digests all texts, and so finds whatever is wrong with them.
-
-        Raises:
-            InputError: as when they are read; or there is none.
-        """
+        """Counts and digests all texts, and so finds whatever is wrong with them."""
         digest, texts = _digest(), 0
         for text in self:
             _add(digest, text)
@@ -95,11 +80,7 @@ class Texts:
         return Survey(texts, digest.hexdigest())
 
     def blocks(self, shard: int, of: int, known: Survey) -> Iterator[list[str]]:
-        """The blocks of a shard. All texts are read, whatever the shard.
-
-        Raises:
-            InputError: as when they are read; or they are no longer those of ``known``.
-        """
+        """The blocks of a shard. All texts are read, whatever the shard."""
         digest, texts, number = _digest(), iter(self), 0
         while block := list(islice(texts, BLOCK)):
             for text in block:

@@ -79,11 +79,7 @@ class _Worker:
             self.connection.send(shard)
 
     def receive(self) -> int:
-        """How many more texts are done.
-
-        Raises:
-            EOFError: the process is dead.
-        """
+        """How many more texts are done. ``EOFError``: the process is dead."""
         try:
             kind, value = self.connection.recv()
         except (OSError, EOFError) as error:
@@ -97,7 +93,6 @@ class _Worker:
         return value
 
     def end(self) -> str:
-        """Ends the process; how it ended."""
         self.connection.close()
         self._process.join(0.5 if self.shard is None else 0)
         if self._process.exitcode is None:

@@ -20,11 +20,7 @@ _SHAPE = {"kind": "its kind", "heads": "its heads", "head_dim": "the size of its
 
 
 def align(a: Fingerprint, b: Fingerprint) -> list[SitePair]:
-    """The sites of both, in the order in which they ran.
-
-    Raises:
-        InputError: they are of other tokens or another architecture; the message says what differs.
-    """
+    """The sites of both, in the order in which they ran."""
     means = [_mean_of_calls(one) for one in (a, b)]
     if (means[0] is None) is not (means[1] is None):
         run, name = ("b", means[1]) if means[0] is None else ("a", means[0])
@@ -169,7 +165,6 @@ def _heads(site: SiteFingerprint, heads: list[int]) -> SiteFingerprint:
 
 
 def _rows(site: SiteFingerprint, chosen: np.ndarray) -> SiteFingerprint:
-    """The site with these of its rows."""
     if len(chosen) == len(site.rows) and (chosen == np.arange(len(chosen))).all():
         return site
     return replace(

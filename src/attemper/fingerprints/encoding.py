@@ -51,11 +51,6 @@ def pack(name: str, values: np.ndarray, *, once: bool = True) -> dict[str, np.nd
 
 
 def unpack(name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...], *, whole: bool = False) -> np.ndarray:
-    """The array that was packed, float32, or int32 for ``whole`` numbers.
-
-    Raises:
-        ValueError: it is of another shape.
-    """
     found = arrays[name]
     possible = [(size, 1) if axis < 2 else (size,) for axis, size in enumerate(shape)]
     if found.ndim != len(shape) or any(size not in one for size, one in zip(found.shape, possible, strict=True)):

@@ -89,14 +89,7 @@ _OUTPUT_SHAPES = {"rows": (2,), "sketch": (1 + PROJECTIONS,)}
 def save(
     path: str | os.PathLike[str], sites: Sequence[SiteFingerprint], output: ModelOutput | None, facts: Mapping[str, Any]
 ) -> Path:
-    """Writes a fingerprint, whole or not at all.
-
-    Args:
-        facts: its other fields.
-
-    Raises:
-        InputError: no file can be written there.
-    """
+    """Writes a fingerprint, whole or not at all. ``facts``: its other fields."""
     arrays: dict[str, Any] = {}
     told = []
     for number, site in enumerate(sites):
@@ -148,10 +141,8 @@ def is_of_fingerprint(metadata: Mapping[str, str]) -> bool:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of a fingerprint from its file.
-
-    Raises:
-        InputError: the file cannot be read, is cut off, is of a newer version, or is something else.
+    """The fields of a fingerprint from its file. ``InputError``: the file cannot be read, is cut off, is of a newer
+    version, or is something else.
     """
     path = Path(path)
     name = clean_name(path.name)

@@ -118,12 +118,10 @@ class SiteFingerprint:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The number of each head that is kept."""
         return tuple(range(self.heads)) if self.kept_heads is None else self.kept_heads
 
     @property
     def key_numbers(self) -> tuple[int, ...]:
-        """The number of each head of keys that is kept."""
         return key_numbers(self.numbers, self.heads, self.kv_heads)
 
 
@@ -145,11 +143,7 @@ class ModelOutput:
 
 
 def weight_shape(name: str) -> tuple[int, int]:
-    """Rows and columns of a weight by its name.
-
-    Raises:
-        ValueError: they do not stand there.
-    """
+    """Rows and columns of a weight by its name."""
     rows, columns = name.rpartition("[")[2].rstrip("]").split(", ")
     return int(rows), int(columns)
 
@@ -228,7 +222,6 @@ def scaled_products(raw: np.ndarray, multiplier: np.ndarray, softcap: float | No
 
 
 def join_rows(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    """Parts of rows, one after another."""
     import numpy as np
 
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -129,18 +129,14 @@ def linear_attention(
     outputs: list[Tensor] = []
     valids: list[Tensor] = []
     # A function is called under the caller's autocast, above; the sums are not made under it.
-    with _without_autocast(q.device.type):
+    # Products in the type of their tensors; a device without autocast (meta) needs nothing.
+    with torch.autocast(q.device.type, enabled=False) if _has_autocast(q.device.type) else nullcontext():
         for part in _parts(rows, keys, v, hidden, chunk):
             output, valid, sums = _of_part(*part, sums, name, chunk)
             outputs.append(output.to(q.dtype))
             valids.append(valid)
     output, valid = (found[0] if len(found) == 1 else torch.cat(found, 2) for found in (outputs, valids))
     return LinearOutput(output, state_of(sums, name), valid)
-
-
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Products in the type of their tensors; a device without autocast (meta) needs nothing."""
-    return torch.autocast(device, enabled=False) if _has_autocast(device) else nullcontext()
 
 
 def _parts(

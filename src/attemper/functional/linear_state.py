@@ -85,11 +85,7 @@ class Sums(NamedTuple):
 
 
 def check_feature_map(where: str, feature_map: FeatureMap) -> FeatureMap:
-    """``feature_map`` if it is one of the names or can be called.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """``feature_map`` if it is one of the names or can be called."""
     if callable(feature_map):
         return feature_map
     if feature_map not in NAMES:
@@ -111,11 +107,7 @@ def features(x: Tensor, name: str | None) -> Tensor:
 
 
 def given_features(where: str, feature_map: Callable[[Tensor], Tensor], tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Features of ``tensor`` by the caller's function, in ``dtype``. The function takes the tensor as it came.
-
-    Raises:
-        InputError: it gave no floating tensor [B, heads, tokens, F], or a negative feature (:func:`refuse_signed`).
-    """
+    """Features of ``tensor`` by the caller's function, in ``dtype``. The function takes the tensor as it came."""
     found = feature_map(tensor)
     expected = tuple(tensor.shape[:3])
     if not isinstance(found, Tensor) or found.dim() != 4 or tuple(found.shape[:3]) != expected:
@@ -130,11 +122,7 @@ def given_features(where: str, feature_map: Callable[[Tensor], Tensor], tensor: 
 
 
 def refuse_signed(where: str, found: Tensor) -> Tensor:
-    """``found``, if no feature is negative. Where reading a number costs, negative features become NaN instead.
-
-    Raises:
-        InputError: a feature is negative.
-    """
+    """``found``, if no feature is negative. Where reading a number costs, negative features become NaN instead."""
     negative = found < 0
     if readable(found) and bool(negative.any()):
         raise InputError(
@@ -154,11 +142,7 @@ def readable(tensor: Tensor) -> bool:
 def sums_of(
     where: str, state: LinearState | None, keys: Tensor, size: int, name: str | None, dtype: torch.dtype
 ) -> Sums:
-    """The sums that a call starts from: those of ``state``, or of no key. ``size`` of a value, ``name`` of the map.
-
-    Raises:
-        InputError: the state is none, or does not fit the call.
-    """
+    """The sums that a call starts from: those of ``state``, or of no key. ``size`` of a value, ``name`` of the map."""
     batch, groups, _, count = keys.shape
     if state is None:
         shift = keys.new_full((batch, groups, count), -torch.inf if name == "exp" else 0.0, dtype=dtype)

@@ -69,10 +69,6 @@ def _check_shards(folder: Path) -> None:
     """Refuses an index of ``folder`` that names what is no safetensors file inside the folder.
 
     By name: a file of the folder that is a link, as in the hub's cache, was put there by whoever owns the machine.
-
-    Raises:
-        InputError: an index is no JSON with a ``weight_map`` of names, or a name is absolute, climbs out of the folder
-            or is not a safetensors file's.
     """
     for path in sorted(folder.glob("*.safetensors.index*.json")):
         for shard in sorted(_shards(path)):

@@ -11,11 +11,6 @@ from attemper.integrations.hub import first_line
 
 
 def to_device(model: nn.Module, device: str) -> nn.Module:
-    """``model`` on a device.
-
-    Raises:
-        InputError: there is no such device, or it cannot be used.
-    """
     if device in PLACES:
         raise InputError(f"device {device!r} is for pretrained models; this one takes cpu, cuda, cuda:1 or mps.")
     try:

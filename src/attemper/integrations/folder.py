@@ -70,12 +70,7 @@ def _by_class(folder: Path, cls: Any) -> nn.Module:
 
 
 def model_of(folder: str, cls: Any = None) -> Any:
-    """The model in a folder, in evaluation mode, by a class of transformers; None for the one that its config names.
-
-    Raises:
-        InputError: as :func:`load`, or the config names no class of transformers.
-        MissingExtraError: transformers is not installed.
-    """
+    """The model in a folder, in evaluation mode, by a class of transformers; None for the one that its config names."""
     check_folder(folder)
     try:
         import transformers
@@ -118,9 +113,6 @@ def _class_of_config(transformers: Any, folder: str) -> Any:
 def restore(model: nn.Module, folder: str | Path) -> tuple[Tempered, ...]:
     """Gives a model what ``save_pretrained`` wrote of its temperatures and normalizers; one handle for all of them, or
     more where a site has several temperatures. Nothing where the folder holds no tempered model.
-
-    Raises:
-        InputError: as ``parts_in``; or the model has not the sites that the folder names.
     """
     folder = Path(folder)
     if not is_tempered(folder):

@@ -28,7 +28,6 @@ def asks_hub(source: str) -> bool:
 
 
 def refusal(source: str, error: BaseException) -> str:
-    """The message for ``error``, which loading ``source`` raised."""
     links = list(_chain(error))
     kinds = {kind.__name__ for link in links for kind in type(link).__mro__}
     text = " ".join(map(str, links))
@@ -111,7 +110,6 @@ def near_folder(source: str) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that it was raised from."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

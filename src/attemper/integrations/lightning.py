@@ -88,7 +88,8 @@ class AttemperCallback(Monitor, Callback):
         steps = _Steps(pl_module, ("training_step", "validation_step") if self._evaluation else ("training_step",))
         opened = self.begin(
             steps,
-            step=_next_step(trainer),
+            # Rows may be one more once a training was resumed; with several optimizers there is only their number.
+            step=trainer.global_step if trainer.lightning_module.automatic_optimization else _row(trainer),
             folder=folder,
             compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
             trackers=trainer.loggers,
@@ -131,13 +132,6 @@ class AttemperCallback(Monitor, Callback):
 def _row(trainer: Any) -> int:
     """The step at which self.log writes the row of a batch that ends, as Lightning's own callbacks ask for it."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-def _next_step(trainer: Any) -> int:
-    """The number of the step that begins, from 0. The number of rows may be one more once a training was resumed. With
-    several optimizers, whose steps are counted one by one, there is only that of rows.
-    """
-    return trainer.global_step if trainer.lightning_module.automatic_optimization else _row(trainer)
 
 
 class _Steps(Wrapper):

@@ -146,11 +146,6 @@ def budget(max_keys: int | None, filter: Keep | str | Iterable[str] | None) -> B
 
 
 def check_statistics(stats: str | Iterable[str]) -> tuple[str, ...]:
-    """The names in ``stats``, each once.
-
-    Raises:
-        InputError: no name, or one that is not in ``STATISTICS``.
-    """
     names = (stats,) if isinstance(stats, str) else tuple(stats) if isinstance(stats, Iterable) else ()
     if not names:
         raise InputError(f"stats must be some of {', '.join(STATISTICS)}; got {stats!r}.")

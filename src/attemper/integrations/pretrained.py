@@ -86,7 +86,7 @@ def load(
         tempered = _restore(transformers, model, source)
         tokenizer = _tokenizer(transformers, source, call)
     model = model if device in PLACES else to_device(model, device)
-    return PretrainedModel(model.eval(), tokenizer, _longest(model, tokenizer), tempered)
+    return PretrainedModel(model.eval(), tokenizer, min([*_limits(model, tokenizer).values(), _LONGEST]), tempered)
 
 
 def import_ahead(source: str) -> None:
@@ -131,9 +131,6 @@ def windows(
     token counts.
 
     An encoder-decoder reads each window on both sides.
-
-    Raises:
-        InputError: the text is empty, or a number is out of range.
     """
     longest = window_length(pretrained, max_length)
     if batch_size < 1:
@@ -167,11 +164,6 @@ def digest_of(tokenizer: Any) -> str:
 
 
 def window_length(pretrained: PretrainedModel, max_length: int | None) -> int:
-    """How many tokens a window has.
-
-    Raises:
-        InputError: the model reads no window of ``max_length`` tokens.
-    """
     longest = pretrained.longest
     if max_length is None:
         return longest
@@ -298,10 +290,6 @@ def _input_device(model: nn.Module) -> torch.device:
     """Where token ids go. To a layer whose weights are on disk accelerate moves them itself."""
     devices = (parameter.device for parameter in model.parameters())
     return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
-
-
-def _longest(model: Any, tokenizer: Any) -> int:
-    return min([*_limits(model, tokenizer).values(), _LONGEST])
 
 
 def _limits(model: Any, tokenizer: Any) -> dict[str, int]:

@@ -108,10 +108,8 @@ class Losses:
         self._are_means = False
 
     def add(self, loss: Any, *, is_mean: bool = False) -> None:
-        """Takes the loss of a micro-batch, if it is one number.
-
-        Args:
-            is_mean: whether that of the step is the mean of these; else their sum.
+        """Takes the loss of a micro-batch, if it is one number. ``is_mean``: whether that of the step is the mean of
+        these; else their sum.
         """
         if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
             self._parts.append(loss.detach().reshape(()).float())
@@ -310,7 +308,6 @@ class Monitor:
         return {name: value for name, value in levels["model"].items() if self._budget.keep(name)}
 
     def end_evaluation(self) -> None:
-        """Ends an evaluation: what was read of it is a sample of its own."""
         if self.watch is not None:
             self.watch.end_evaluation()
             self._sampled = self.watch.sampled

@@ -297,7 +297,6 @@ class CallSites:
         return found
 
     def site(self, name: str, mode: str) -> str:
-        """The site of a call of this name."""
         module = self.module_and_call(name)[0]
         return module if (module, mode) in self.joined and name not in self.asked else name
 

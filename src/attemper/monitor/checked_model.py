@@ -47,11 +47,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
 def check_model(where: str, model: Any) -> None:
-    """Refuses what cannot be read.
-
-    Raises:
-        InputError: the model is no module, or TorchScript.
-    """
+    """Refuses what cannot be read."""
     if not isinstance(model, nn.Module):
         load = " Load it first, with AutoModel.from_pretrained of transformers." if isinstance(model, str) else ""
         raise InputError(f"{where}(model) must be a torch.nn.Module, got {type(model).__name__}.{load}")
@@ -60,10 +56,6 @@ def check_model(where: str, model: Any) -> None:
 
 
 def check_batch(where: str, batch: Any) -> None:
-    """
-    Raises:
-        InputError: a model cannot be called with this.
-    """
     if not isinstance(batch, Mapping | tuple | list | Tensor):
         raise InputError(
             f"{where}(batch) must be a dict (model(**batch)), a tuple or list (model(*batch)) or a tensor "
@@ -102,7 +94,6 @@ def explanation(where: str, model: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """The device of the model's first parameter; None where it has none."""
     parameter = next(model.parameters(), None)
     return None if parameter is None else parameter.device
 
@@ -140,10 +131,8 @@ def unseen_normalizers(model: nn.Module, sites: Iterable[SiteReading]) -> tuple[
 
 
 def provenance(model: nn.Module, date: str | None, queries: Iterable[torch.dtype] = ()) -> dict[str, Any]:
-    """Fields of ``Reading``, without text or paths: ``date``, ``dtype``, ``revision`` and ``versions``.
-
-    Args:
-        queries: types of queries that were seen.
+    """Fields of ``Reading``, without text or paths: ``date``, ``dtype``, ``revision`` and ``versions``. ``queries``:
+    types of queries that were seen.
     """
     commit = getattr(getattr(unwrap(model), "config", None), "_commit_hash", None)
     weights = (part.dtype for part in model.parameters() if part.dtype.is_floating_point)

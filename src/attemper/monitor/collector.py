@@ -62,10 +62,8 @@ class PreparedCall:
 
 
 class Collector(LiveSample):
-    """Takes attention calls, and adds those of a forward pass only once all of them went through.
-
-    Args:
-        quiet: called with a name and the error, where something of ours goes wrong; None: the error is raised.
+    """Takes attention calls, and adds those of a forward pass only once all of them went through. ``quiet``: called
+    with a name and the error, where something of ours goes wrong; None: the error is raised.
     """
 
     def __init__(

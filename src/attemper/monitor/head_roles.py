@@ -26,10 +26,8 @@ Scores = dict[str, tuple[float | None, ...]]
 
 
 class RoleReader:
-    """Scores of calls. ``tokenizer``: names ids, by which separators are told; None: nobody can tell.
-
-    Raises:
-        InputError: the tokenizer cannot name an id.
+    """Scores of calls. ``tokenizer``: names ids, by which separators are told; None: nobody can tell. ``InputError``:
+    the tokenizer cannot name an id.
     """
 
     def __init__(self, tokenizer: Any = None, caller: str = "scan") -> None:
@@ -168,11 +166,7 @@ def _last_key(problem: Problem, rows: int, sequence: int) -> int:
 
 
 def repeated_text(model: nn.Module, batch: Any) -> Any:
-    """A batch like ``batch`` of one text: its first token, then random tokens of the model's vocabulary, twice.
-
-    Raises:
-        InputError: the batch has no ids of tokens, its texts are too short, or the vocabulary is not known.
-    """
+    """A batch like ``batch`` of one text: its first token, then random tokens of the model's vocabulary, twice."""
     first = (
         batch.get("input_ids") if isinstance(batch, Mapping) else batch[0] if isinstance(batch, tuple | list) else batch
     )
@@ -204,11 +198,7 @@ def repeated_text(model: nn.Module, batch: Any) -> Any:
 
 
 def _vocabulary(model: nn.Module) -> int:
-    """How many ids a model knows.
-
-    Raises:
-        InputError: it does not say.
-    """
+    """How many ids a model knows."""
     try:
         return int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
     except (AttributeError, NotImplementedError, TypeError) as error:

@@ -31,10 +31,7 @@ class RowKeeper:
     """Keeps rows of chosen queries, site by site: padding is never kept, and nothing of a pass that failed."""
 
     def __init__(self, keep: KeepRows) -> None:
-        """
-        Raises:
-            InputError: ``keep`` is nothing that chooses queries.
-        """
+        """``InputError``: ``keep`` is nothing that chooses queries."""
         self._keep = keep
         self._choice: Choice = "last" if callable(keep) else _check(keep)
         self._parts: dict[SiteKey, list[SiteRows]] = {}
@@ -65,11 +62,6 @@ class RowKeeper:
         self._parts.setdefault(other, []).extend(moved)
 
     def rows(self, sites: Mapping[SiteKey, SiteTotals]) -> Rows:
-        """What was kept of these sites.
-
-        Raises:
-            InputError: no text has a row that was chosen.
-        """
         if not any(len(part.texts) for parts in self._parts.values() for part in parts):
             raise InputError(f"scan(keep_rows=...) kept nothing: no text has a token that it chooses. {ADVICE}")
         kept = ((_join(parts), sites[key].label) for key, parts in self._parts.items() if key in sites)

@@ -86,7 +86,6 @@ class KeptRun:
         return self.writer
 
     def take(self, sample: Sample) -> None:
-        """Keeps a sample."""
         self.hand_numbers()
         if self.writer is not None:
             self.writer.take(sample)

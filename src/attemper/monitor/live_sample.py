@@ -139,7 +139,6 @@ class LiveSample:
                     self.keeper.move(key, (name, *key[1:]))
 
     def _put(self, site: SiteSums) -> None:
-        """Adds a site to what is there of it."""
         earlier = self.sites.setdefault(site.key, site)
         if earlier.heads != site.heads:
             self._drop(site.key, changed_heads(earlier.heads, site.heads))
@@ -193,9 +192,7 @@ class LiveSample:
 
     def join_passes(self, passes: list[tuple[Snapshot, int]], last: dict[str, AttentionStats | CallSums]) -> None:
         """Makes one sample of passes, that of the last of them: its period, and its rows, which are ``last``.
-
-        Args:
-            passes: each with its period.
+        ``passes``: each with its period.
         """
         self.forget()
         self.last, self._read = last, passes[-1][1]

@@ -110,10 +110,8 @@ def _storages(tensor: Any) -> Iterator[torch.UntypedStorage]:
 
 
 class ModelState:
-    """The state of modules and arguments, as it is now. Nothing is changed before ``put_back``.
-
-    Raises:
-        ObstacleError: something among them cannot be put back.
+    """The state of modules and arguments, as it is now. Nothing is changed before ``put_back``. ``ObstacleError``:
+    something among them cannot be put back.
     """
 
     def __init__(self, model: nn.Module, arguments: Mapping[str, Any]) -> None:
@@ -272,11 +270,7 @@ def _is_ours(kind: type) -> bool:
 
 
 def _refuse_argument(name: str, value: Any) -> None:
-    """Refuses arguments that stand for more than this pass.
-
-    Raises:
-        ObstacleError: the argument is one.
-    """
+    """Refuses arguments that stand for more than this pass."""
     kind = type(value).__name__
     if isinstance(value, _GENERATORS):
         raise ObstacleError(f"the argument {name} is a generator of random numbers ({kind})")

@@ -75,11 +75,7 @@ class WatchOptions:
 
     @property
     def scope(self) -> Scope:
-        """What is measured on a sampled step.
-
-        Raises:
-            InputError: ``stats`` or ``sites`` name what cannot be measured.
-        """
+        """What is measured on a sampled step."""
         names, sites = reading_names("watch", self.stats), check_sites("watch", self.sites)
         return Scope(names, self.backend, self.observe == "replace", self.rows, sites, self.fewest_keys)
 

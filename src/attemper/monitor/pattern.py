@@ -209,11 +209,6 @@ def _calls_of_sites(asked: dict[SiteCall, str], call: int | None) -> list[SiteCa
 
 
 def _all_kept(collector: WeightsCollector, chosen: list[SiteCall], max_weights: int) -> list[HeadWeights]:
-    """The weights of all these calls.
-
-    Raises:
-        InputError: they are more than ``max_weights``.
-    """
     total = sum(math.prod(one.shape[1:]) for one in chosen)
     if total <= max_weights and all(one in collector.kept for one in chosen):
         return [collector.kept[one] for one in chosen]
@@ -257,11 +252,7 @@ def _patterns_of(
 
 
 def _check_labels(tokens: Any, tokenizer: Any) -> None:
-    """Refuses what names no tokens.
-
-    Raises:
-        InputError: both are given, ``tokens`` is no sequence of strings, or ``tokenizer`` cannot name an id.
-    """
+    """Refuses what names no tokens."""
     if tokens is not None and tokenizer is not None:
         raise InputError("pattern(tokens=..., tokenizer=...): give one of the two; tokens are named already.")
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str) and all(isinstance(t, str) for t in tokens)
@@ -285,11 +276,7 @@ def _labels(ids: Tensor | None, length: int, tokenizer: Any) -> tuple[str, ...]:
 
 
 def _given_labels(tokens: Sequence[str], real: Tensor | None, length: int) -> tuple[str, ...]:
-    """``tokens`` for each of ``length`` keys: given for all of them, or for those that are no padding.
-
-    Raises:
-        InputError: there are more or fewer.
-    """
+    """``tokens`` for each of ``length`` keys: given for all of them, or for those that are no padding."""
     places = torch.arange(length) if real is None else real.nonzero().view(-1)
     if len(tokens) == length:
         return tuple(tokens)
@@ -362,11 +349,7 @@ class WeightsCollector(Collector):
         self._room = 2 * self._max_weights
 
     def note(self, module: nn.Module, number: CallNumber, kind: str, request: Request, real: Tensor | None) -> None:
-        """Takes note of a call; computes the weights at once, since a cache may be written to afterwards.
-
-        Raises:
-            InputError: there is no such sequence, or the weights are more than ``max_weights``.
-        """
+        """Takes note of a call; computes the weights at once, since a cache may be written to afterwards."""
         problem = request.problem
         batch, heads, queries, _ = problem.query.shape
         size = problem.key.shape[2]

@@ -128,7 +128,9 @@ class Recorder:
         """Adds a sample that ended at ``when``, in seconds since 1970."""
         self.first_put = step if self.first_put is None else self.first_put
         if self._collector.shadowed != self._shadowed:
-            self._note_shadow(step)
+            self._shadowed = self._collector.shadowed
+            before = self._kept.about.get(SHADOWED, ())
+            self._kept.describe({SHADOWED: [*before, {"from_step": step, "shadow": self._shadowed}]})
         here = found.on_host and not self._underway
         self._underway.append(_Underway(step, when, found if here else found.to_host()))
 
@@ -160,11 +162,8 @@ class Recorder:
             self._underway.clear()
 
     def forget(self, ended: int) -> None:
-        """Ends the file of a watch that is garbage-collected without ``close()``. Its last samples count as dropped:
-        in the middle of somebody's code no tensor can be read.
-
-        Args:
-            ended: how many samples have ended that were not added.
+        """Ends the file of a watch that is garbage-collected without ``close()``. Its last samples count as dropped: in
+        the middle of somebody's code no tensor can be read. ``ended``: how many samples have ended that were not added.
         """
         self._kept.forget(len(self._underway) + ended)
 
@@ -176,10 +175,8 @@ class Recorder:
             writer.source, writer.owner = weakref.WeakMethod(hand_over), weakref.WeakMethod(close)
 
     def judge_now(self, step: int, *, apart: bool) -> Judge:
-        """Judges the sample that is there, though more may be added to it. Waits for the devices.
-
-        Args:
-            apart: whether it is no sample of the run yet: a copy of the judge has seen it then, and nobody is told.
+        """Judges the sample that is there, though more may be added to it. Waits for the devices. ``apart``: whether it
+        is no sample of the run yet: a copy of the judge has seen it then, and nobody is told.
         """
         self.settle(wait=True)
         found = self._collector.join(self._collector.snapshot())
@@ -366,12 +363,6 @@ class Recorder:
             f"{name} holds a run up to step {last}, which goes on: this sample gets step {step}, since the loop gave "
             f"no number. {new}; from a checkpoint, call watch.step(n) once before the loop, with its last step."
         )
-
-    def _note_shadow(self, step: int) -> None:
-        """Keeps from which step on samples are of shadow passes, or no longer."""
-        self._shadowed = self._collector.shadowed
-        before = self._kept.about.get(SHADOWED, ())
-        self._kept.describe({SHADOWED: [*before, {"from_step": step, "shadow": self._shadowed}]})
 
     def note_unmeasured(self, reason: str, mode: str) -> None:
         """Keeps why nothing was measured so far, for those who read the run and find no sample in it: the first line of

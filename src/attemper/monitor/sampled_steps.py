@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
 import warnings
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from attemper.monitor.checked_model import why_not_loaded
 from attemper.monitor.collector import Collector
@@ -14,14 +15,19 @@ from attemper.monitor.first_passes import FirstPasses
 from attemper.monitor.hooks import quietly, weakly
 from attemper.monitor.options import Schedule, WatchOptions
 from attemper.monitor.recorder import Recorder, about
-from attemper.monitor.tap_receiver import TapReceiver
+from attemper.sites import tap, tap_buffers
 from attemper.sites.names import class_name, unwrap
 from attemper.sites.padding import CallContext
 from attemper.text import clean
 
 
-class SampledSteps(TapReceiver):
-    """The part of a watch that counts passes and steps, and records the samples of some."""
+class SampledSteps:
+    """The part of a watch that counts passes and steps, and records the samples of some; it is what ``sites.tap`` and
+    ``sites.tap_buffers`` know of a watch.
+    """
+
+    _inside: bool
+    """Whether a forward of the model runs."""
 
     def __init__(
         self, model: nn.Module, options: WatchOptions, start: int | None, recorder: Callable[..., Recorder]
@@ -35,12 +41,16 @@ class SampledSteps(TapReceiver):
         self.title = class_name(unwrap(model))
         self._failures = 0
         self.passes = self.steps = self.sampled = 0
-        self._due, self._first = False, None
+        self._due = False
         """Whether a sample has ended that is not recorded yet."""
+        self._first: FirstPasses | None = None
+        """Passes until the first step; None once it is known what they are."""
         self._stepping, self._fresh = options.reduce is not None, False
+        """Whether steps are counted, and not passes; whether a sample has begun in this step."""
         self._date: float | None = None
         """When the latest sample began; None where only taps in compiled code were seen."""
         self._tapped = False
+        """Whether taps may have run on their device in this step."""
         self._context = CallContext()
         self._collector = Collector(model, self._context, options.scope, quiet=weakly(self.note_failure))
         self._recorder = recorder(self._collector, options, about(model, options), start)
@@ -128,3 +138,78 @@ class SampledSteps(TapReceiver):
         if self._first is not None:
             self._first.give()
         self._recorder.hand_over(until)
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the step that is running is sampled."""
+        return self._holding or self._schedule.sampling
+
+    @property
+    def _holding(self) -> bool:
+        """Whether passes are held back: no step has ended yet."""
+        return self._first is not None and not self._stepping
+
+    @property
+    def measures(self) -> bool:
+        """Whether a pass of the model is being measured, which sees taps itself."""
+        raise NotImplementedError
+
+    def _switch_taps(self) -> None:
+        """Raises or lowers the flag that taps ask on their device, for the step or pass that comes."""
+        if self.sampling:
+            tap_buffers.raise_flag(self, self._start())
+        else:
+            tap_buffers.lower_flag(self)
+
+    def _start(self) -> float:
+        """Where the rows that taps sample on their device start, in [0, 1)."""
+        # Python's own: inside a transform of torch.func, torch may refuse to draw.
+        return random.Random(self._schedule.place).random()
+
+    @property
+    def observer(self) -> Collector:
+        """Who is told of taps that this samples."""
+        return self._collector
+
+    @quietly
+    def samples(self, site: nn.Module) -> bool:
+        """Whether this tap is to be measured now; a new sampled step starts a new reading.
+
+        Another model's tap is not: a module tells whose it is; a name belongs to the model that is running (or to one
+        that a compiled wrapper calls, so that no hook has ever seen it run).
+        """
+        if self.measures or not self.sampling or self.runs(site) is None:
+            return False
+        self.begin_sample()
+        return True
+
+    @property
+    def running(self) -> bool:
+        """Whether the watched model's forward is seen to run now."""
+        return self._inside
+
+    @quietly
+    def runs(self, site: nn.Module) -> nn.Module | None:
+        """The watched model, if the tap of ``site`` that is called now belongs to it."""
+        named = isinstance(site, tap.NamedSite)
+        mine = (self._inside or not self.passes) if named else self._collector.owns(site)
+        return unwrap(self.model) if mine else None
+
+    def module_of(self, site: str) -> str:
+        return self._collector.module_of(site)
+
+    @quietly
+    def receives(self, buffer: tap_buffers.TapBuffer) -> bool:
+        """Whether the tap of ``buffer`` is the watched model's: by its module, or by whose name it is known to be."""
+        site = tap.site_of(buffer)
+        if site is None or isinstance(site, tap.NamedSite):
+            return site is not None and (not buffer.models or unwrap(self.model) in buffer.models)
+        return self._collector.owns(site)
+
+    @quietly
+    def receive(self, sums: list[tuple[tap_buffers.TapBuffer, Tensor]]) -> None:
+        """Receives what taps have summed on their devices, in this step or pass so far."""
+        sites = ((buffer, tap.site_of(buffer), part) for buffer, part in sums)
+        found = {buffer: (self._collector.name_of(site), part) for buffer, site, part in sites if site is not None}
+        self._collector.add_taps(found)
+        self._tapped = self._tapped or any(buffer.may_have_run for buffer in found)

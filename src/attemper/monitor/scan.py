@@ -224,10 +224,8 @@ class BlockScan:
         return self._blocks
 
     def read(self, batches: Iterable[Any], texts: int = 0, on_batch: Callable[[int], None] | None = None) -> None:
-        """Runs the batches of one block, which holds so many texts.
-
-        Args:
-            on_batch: called with the number of batches of the block that are done, after each.
+        """Runs the batches of one block, which holds so many texts. ``on_batch``: called with the number of batches of
+        the block that are done, after each.
         """
         collector = self._collector
         for done, batch in enumerate(batches, 1):

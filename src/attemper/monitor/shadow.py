@@ -51,10 +51,7 @@ class Shadow:
     """The shadow passes of a watch."""
 
     def __init__(self, model: nn.Module, collector: Collector, most: int | None = None) -> None:
-        """
-        Args:
-            most: how many sequences of a batch run; None for all.
-        """
+        """``most``: how many sequences of a batch run; None for all."""
         self.model, self._collector, self._most = original_of(model), collector, most
         self._models = registry.pretrained_models(self.model) or [unwrap(self.model)]
         self._enough: Taps = []
@@ -76,10 +73,7 @@ class Shadow:
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], begin: Callable[[], None]) -> None:
         """Reads a pass with these arguments, after ``begin``. Its calls wait in the collector until ``commit``; those
-        beside which a tap stands are left to the tap.
-
-        Raises:
-            ObstacleError: the pass could not be taken back.
+        beside which a tap stands are left to the tap. ``ObstacleError``: the pass could not be taken back.
         """
         collector, context = self._collector, self._collector.context
         try:
@@ -158,10 +152,7 @@ class ShadowPasses:
     """Those of a watch: of its model or, where that must not run twice, of each compiled part."""
 
     def __init__(self, model: nn.Module, collector: Collector, most: int | None) -> None:
-        """
-        Args:
-            most: how many sequences of a batch run; None for all.
-        """
+        """``most``: how many sequences of a batch run; None for all."""
         self._model, self._collector, self._most = model, collector, most
         self._whole, self._parts = Shadow(model, collector, most), dict[nn.Module, Shadow]()
         self._agreed: bool | None = None
@@ -174,7 +165,6 @@ class ShadowPasses:
         return self._whole.only_taps
 
     def note_taps(self, calls: Iterable[SeenCall]) -> None:
-        """See ``Shadow.note_taps``."""
         self._whole.note_taps(calls)
 
     def new_parts(self) -> list[nn.Module]:
@@ -213,11 +203,12 @@ class ShadowPasses:
         try:
             shadow.read(args, kwargs, begin)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)):
                 raise
             spent = f"a shadow pass ran out of memory; {shadow.shrink(args, kwargs)}"
         if spent is not None:  # outside: the error holds what the pass had made
-            free_memory(self._model)
+            for kind in {device.type for device in devices_of(self._model)} - {"cpu", "meta"}:
+                torch.get_device_module(kind).empty_cache()
             raise MemoryError(spent)
         self.read_by, self._collector.shadowed = shadow, not shadow.only_taps
 
@@ -242,17 +233,6 @@ def _batch_of(arguments: Any) -> int | None:
     if not tensors or tensors[0].shape[0] == tensors[0].shape[1]:
         return None
     return tensors[0].shape[0]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device, or the host, had no memory left."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def free_memory(model: nn.Module) -> None:
-    """Gives what a pass has left in the caches of its devices back."""
-    for kind in {device.type for device in devices_of(model)} - {"cpu", "meta"}:
-        torch.get_device_module(kind).empty_cache()
 
 
 def devices_of(model: nn.Module) -> set[torch.device]:

@@ -384,9 +384,6 @@ def attend_padded(
 
     Returns:
         ``(output, second)``: the output is nested as the queries are; weights and statistics have rows for padding too.
-
-    Raises:
-        InputError: some are not nested, a ``key_padding_mask`` is given too, or they are not batch first or jagged.
     """
     known = all(part.is_nested and part.layout is torch.strided for part in (query, key, value))
     if not known or key_padding_mask is not None or not batch_first:

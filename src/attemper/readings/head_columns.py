@@ -87,10 +87,8 @@ class Columns:
         return found, replaced
 
     def heads(self, column: int) -> slice:
-        """The columns of the site that this one is of."""
         site = self.site[column]
         return slice(int(self.starts[site]), int(self.starts[site]) + self.sites[site].heads)
 
     def head(self, column: int) -> int:
-        """The number of a head in its site."""
         return self.sites[self.site[column]].head_numbers[column - self.heads(column).start]

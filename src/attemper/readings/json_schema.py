@@ -19,11 +19,7 @@ Entry = TypeVar("Entry")
 
 
 def parse(source: str | os.PathLike[str]) -> Any:
-    """The JSON of a text that begins with ``{``, or of the file of this path.
-
-    Raises:
-        InputError: the file cannot be read, or holds no JSON.
-    """
+    """The JSON of a text that begins with ``{``, or of the file of this path."""
     if not isinstance(source, str | os.PathLike):
         raise InputError(f"from_json(source) must be JSON text or the path of a file, got {type(source).__name__}.")
     if isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith("{"):
@@ -39,11 +35,6 @@ def parse(source: str | os.PathLike[str]) -> Any:
 
 
 def check_schema(document: Any) -> int:
-    """The schema of the document of a scan.
-
-    Raises:
-        InputError: it is not the document of a scan, or of a schema that this version does not know.
-    """
     if not isinstance(document, Mapping) or not {"schema", "sites"} <= set(document):
         given = f"fields {', '.join(map(str, document))}" if isinstance(document, Mapping) else type(document).__name__
         raise InputError(

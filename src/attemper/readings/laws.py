@@ -63,7 +63,6 @@ class Window(NamedTuple):
     """[H] the spread of that stretch."""
 
     def of(self, heads: npt.NDArray[np.bool_]) -> Window:
-        """The same of some heads."""
         return Window(*(part[..., heads] for part in self))
 
 

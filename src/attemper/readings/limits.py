@@ -109,11 +109,7 @@ def _check(where: str, limits: Limits) -> dict[str, float | None]:
 
 
 def check_fewest_keys(where: str, fewest_keys: int) -> int:
-    """``fewest_keys`` if it is a whole number of at least 2.
-
-    Raises:
-        InputError: it is not.
-    """
+    """``fewest_keys`` if it is a whole number of at least 2."""
     why = (
         f" It is how many keys a row must see before its sharpness is judged ({FEWEST_KEYS} unless told); a row with "
         "one key has none."

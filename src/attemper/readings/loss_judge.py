@@ -49,7 +49,6 @@ class LossJudge:
         return changed
 
     def feed_one(self, step: int, loss: float) -> list[Alarm]:
-        """As ``feed`` of one step."""
         if not self._is_quiet(loss):
             return self.feed(np.array([step]), np.array([loss]))
         self.step, self._measure = step, -np.inf

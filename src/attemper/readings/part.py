@@ -102,7 +102,6 @@ class Part:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Labels of the shards of the whole that are not here."""
         here = {shard.index for shard in self.shards}
         return tuple(f"{index}/{self.of}" for index in range(self.of or 0) if index not in here)
 
@@ -201,11 +200,6 @@ def digest_label(sites: Totals) -> str:
 
 
 def check_shard(shard: Any) -> tuple[int, int]:
-    """The argument ``shard`` of a scan if it is a pair (I, N) with I from 0 to N - 1.
-
-    Raises:
-        InputError: it is not.
-    """
     whole = isinstance(shard, tuple | list) and len(shard) == 2 and all(type(number) is int for number in shard)
     if not whole or not 0 <= shard[0] < shard[1]:
         raise InputError(f"scan(shard=...) must be (I, N), I of N shards, with I from 0 to N - 1; got {shard!r:.60}.")
@@ -213,11 +207,7 @@ def check_shard(shard: Any) -> tuple[int, int]:
 
 
 def merge(parts: Sequence[Part]) -> Part:
-    """One part of all shards, the same whatever the order of ``parts``.
-
-    Raises:
-        InputError: parts are of different models, follow different laws, or hold the same shard.
-    """
+    """One part of all shards, the same whatever the order of ``parts``."""
     parts = sorted(parts, key=lambda part: part.segments[0].shards[0].order)
     first = parts[0]
     # Of several ranks of one model weights differ as those of two models do: that is told first.

@@ -52,13 +52,8 @@ class Header:
 
 
 def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) -> Path:
-    """Writes a part, whole or not at all.
-
-    Args:
-        unfinished: it holds the first blocks of a shard, from which a later scan goes on.
-
-    Raises:
-        InputError: no file can be written there.
+    """Writes a part, whole or not at all. ``unfinished``: it holds the first blocks of a shard, from which a later scan
+    goes on.
     """
     columns = [[name, place.stop - place.start] for name, place in places(int(part.law["fewest_keys"])).items()]
     arrays, segments = {}, []
@@ -149,9 +144,6 @@ def load(path: Path, *, unfinished: bool = False) -> Part:
 def merge_files(paths: Iterable[Path]) -> Part:
     """One part of all files. They are read one after another in the order of their shards: memory does not grow with
     their number.
-
-    Raises:
-        InputError: there is none, or as ``load`` and ``merge``; messages name the files.
     """
     headers = [(path, read_header(path)) for path in paths]
     if not headers:
@@ -184,11 +176,6 @@ def part_name(index: int, of: int) -> str:
 
 
 def part_files(folder: Path) -> list[Path]:
-    """The parts in a folder, by name.
-
-    Raises:
-        InputError: there is none.
-    """
     found = sorted(folder.glob(f"*{SUFFIX}"))
     if not found:
         raise InputError(
@@ -199,11 +186,7 @@ def part_files(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> Header:
-    """What a file says of itself.
-
-    Raises:
-        InputError: it cannot be read, is cut off, is of a newer version, or is something else.
-    """
+    """What a file says of itself."""
     if is_json(path):
         raise InputError(
             f"{_name(path)} is the JSON of a scan: its numbers are means, which do not add up. Merge files of "
@@ -249,11 +232,7 @@ LATER = (*(part for name in ("missed_mass", *COUNTED) for part in (name, f"rows_
 
 
 def _column_order(columns: Sequence[Sequence[Any]], fewest_keys: int) -> list[int]:
-    """Where the columns of this version stand among those of a file; behind its last where it has none of ``LATER``.
-
-    Raises:
-        InputError: one of them is not in the file.
-    """
+    """Where the columns of this version stand among those of a file; behind its last where it has none of ``LATER``."""
     stands, start = {}, 0
     for name, width in columns:
         stands[name] = range(start, start + width)  # no list: a header may claim any width
@@ -309,11 +288,7 @@ def _shard(fields: Mapping[str, Any]) -> Shard:
 
 
 def is_json(path: Path) -> bool:
-    """Whether a file is a JSON document. That of safetensors has one as well, behind its length in eight bytes.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Whether a file is a JSON document. That of safetensors has one as well, behind its length in eight bytes."""
     try:
         with path.open("rb") as file:
             start = file.read(64)

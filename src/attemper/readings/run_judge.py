@@ -332,7 +332,6 @@ def _many(part: Sequence[Samples]) -> int:
 
 
 def _cut(part: Sequence[Samples], start: int, end: int) -> list[Samples]:
-    """Of a part the samples from ``start`` on and before ``end``."""
     found, first = list[Samples](), 0
     for block in part:
         here = max(start - first, 0), min(end - first, len(block.steps))

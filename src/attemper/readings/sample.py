@@ -51,7 +51,6 @@ class SiteLabel:
 
     @property
     def head_numbers(self) -> range:
-        """The numbers of its heads in the whole model."""
         return range(self.first_head, self.first_head + self.heads)
 
 
@@ -163,12 +162,10 @@ class Samples(NamedTuple):
 
     @classmethod
     def of(cls, sample: Sample) -> Samples:
-        """One sample."""
         times = [sample.step], [sample.time], [sample.tokens]
         return cls(*times, sample.sites, sample.quantities, sample.values[:, None])
 
     def cut(self, start: int, end: int) -> Samples:
-        """Those from ``start`` on and before ``end``."""
         here = slice(start, end)
         times = self.steps[here], self.times[here], self.tokens[here]
         return Samples(*times, self.sites, self.quantities, self.values[:, here])

@@ -26,7 +26,6 @@ class Stack:
 
     @property
     def heads(self) -> int:
-        """The most heads that a site has."""
         return max(len(site.heads) for site in self.sites)
 
     @property
@@ -54,7 +53,6 @@ class Stack:
 
     @property
     def _has_layers(self) -> bool:
-        """Whether every site has a layer that no other has."""
         layers = {site.layer for site in self.sites}
         return None not in layers and len(layers) == len(self.sites)
 

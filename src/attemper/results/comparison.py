@@ -290,11 +290,7 @@ class HasReading(Protocol):
 
 
 def compare_readings(before: Any, after: Any, *, names: tuple[str, str] | None = None) -> Comparison:
-    """What changed between two readings, or what has one, as :func:`attemper.compare` takes them.
-
-    Raises:
-        InputError: as of ``Comparison.between``; or what is given is not a scan.
-    """
+    """What changed between two readings, or what has one, as :func:`attemper.compare` takes them."""
     found = Comparison.between(_reading_of("before", before), _reading_of("after", after), names)
     are_runs = all(hasattr(one, "history") for one in (before, after))
     return replace(found, runs=(before, after)) if are_runs else found

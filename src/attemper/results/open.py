@@ -60,11 +60,7 @@ def open(path: str | os.PathLike[str]) -> Any:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """What a file of safetensors says of itself.
-
-    Raises:
-        InputError: it is none, or cut off.
-    """
+    """What a file of safetensors says of itself."""
     from safetensors import SafetensorError, safe_open
 
     try:

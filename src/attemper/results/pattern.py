@@ -241,12 +241,7 @@ def _grid_picture(sites: list[list[Pattern]], title: str) -> bytes:
 
 
 def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], title: str) -> bytes:
-    """The grid as PNG, with labels and a scale.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        InputError: there is no weight to draw.
-    """
+    """The grid as PNG, with labels and a scale."""
     if not weights.numel():
         raise InputError(f"there is nothing to draw: {title}.")
     wide, tall = (min(14.0, 3.0 + 0.2 * size) for size in (len(columns), len(rows)))

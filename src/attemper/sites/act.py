@@ -112,7 +112,6 @@ class Actions:
         self.__dict__.update(state, listeners=[], forward=None, _traced=Frame(), _frames=threading.local())
 
     def own_forward(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """The module's own forward for these arguments."""
         return partial(type(module).forward, module) if self.original is None else self.original
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -128,7 +127,6 @@ class Actions:
 
     @property
     def has_effect(self) -> bool:
-        """Whether any temperature, normalizer or listener is attached."""
         return bool(self.temperatures or self.normalizers or self.listeners)
 
     def begin_forward(self, hidden: Tensor | None) -> Frame:
@@ -180,7 +178,6 @@ class Actions:
 
 
 def actions_on(module: nn.Module) -> Actions:
-    """The actions of a module that has some."""
     return getattr(module, ACTIONS)
 
 
@@ -274,11 +271,7 @@ def _may_replace(made: ModelCall, call: AttentionCall, listeners: list[Listener]
 def _with_normalizer(
     made: ModelCall, call: AttentionCall, normalizer: Normalizer, names: tuple[str, ...]
 ) -> AttentionCall:
-    """The call under another normalizer than softmax.
-
-    Raises:
-        InputError: our kernel cannot take the place of the model's own, or a statistic has no meaning under it.
-    """
+    """The call under another normalizer than softmax."""
     kind = type(made.module).__name__
     if not made.replaceable or call.packing is not None:
         raise InputError(
@@ -315,11 +308,7 @@ def output_and_statistics(
 
 
 def key_counts(call: AttentionCall) -> Tensor:
-    """How many keys each query of a call sees, [B or 1, H or 1, Q].
-
-    Raises:
-        InputError: its documents are packed, or its window is not in the mask.
-    """
+    """How many keys each query of a call sees, [B or 1, H or 1, Q]."""
     options, keys = call.options, call.key.shape[2]
     if call.packing is not None or options.window_size != (-1, -1):
         raise InputError(

@@ -115,11 +115,7 @@ def _refuse_nested(where: str, sites: list[Site]) -> None:
 
 
 def refuse_wrapped(where: str, model: nn.Module) -> None:
-    """Refuses a model whose parameters a wrapper holds already, which would not know new ones.
-
-    Raises:
-        InputError: it is wrapped by DistributedDataParallel or the like, or its parameters are split by FSDP.
-    """
+    """Refuses a model whose parameters a wrapper holds already, which would not know new ones."""
     if unwrap(model) is not model or any(is_dtensor(parameter) for parameter in model.parameters()):
         raise InputError(
             f"{where} adds parameters, and {type(model).__name__} would not train them: call {where} on the model "

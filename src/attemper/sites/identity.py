@@ -181,7 +181,6 @@ def _memory(tensor: Tensor) -> Place | None:
 
 
 def _is_factor(tensor: Tensor) -> bool:
-    """Whether a tensor can only be a factor that all features share."""
     return tensor.dim() == 0 or tensor.shape[-1] == 1
 
 

@@ -64,7 +64,6 @@ def names_of(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of the user's own class."""
     return own_class(module).__name__
 
 
@@ -99,11 +98,7 @@ def _name(module: nn.Module, name: str, names: dict[nn.Module, str]) -> None:
 
 
 def check_sites(where: str, sites: Any) -> SiteNames:
-    """The argument ``sites`` as names. A string is one name.
-
-    Raises:
-        InputError: it is not a list of at least one name.
-    """
+    """The argument ``sites`` as names. A string is one name."""
     if sites is None:
         return None
     if not isinstance(sites, Iterable):
@@ -115,10 +110,8 @@ def check_sites(where: str, sites: Any) -> SiteNames:
 
 
 def check_matches(where: str, sites: SiteNames, names: Iterable[str], what: str = "attention") -> None:
-    """Checks that each of the wanted ``sites`` is one of these names, or has one below it.
-
-    Raises:
-        InputError: one matches nothing; with the names, and those that are spelled most like it.
+    """Checks that each of the wanted ``sites`` is one of these names, or has one below it. ``InputError``: one matches
+    nothing; with the names, and those that are spelled most like it.
     """
     names = list(names)
     for name in sites or ():
@@ -133,7 +126,6 @@ def writable(name: str) -> str:
 
 
 def is_wanted(name: str, wanted: SiteNames) -> bool:
-    """Whether ``name`` is one of the wanted names, or below one."""
     return wanted is None or any(name == w or name.startswith(f"{w}.") for w in wanted)
 
 
@@ -172,15 +164,12 @@ def missing_question(wrapper: nn.Module) -> str | None:
 
 
 def is_script(module: nn.Module) -> bool:
-    """Whether this module is TorchScript."""
     return isinstance(module, torch.jit.ScriptModule)
 
 
 def compiled_parts(names: Names) -> dict[str, str]:
     """Why nothing is seen inside, by name, for the outermost modules that no hook and no function mode looks into.
-
-    Args:
-        names: what ``names_of`` says of a model; the name of the model itself is empty.
+    ``names``: what ``names_of`` says of a model; the name of the model itself is empty.
     """
     found: dict[str, str] = {}
     for module, name in names.items():

@@ -103,11 +103,6 @@ Reader = Callable[..., AttentionCall]
 
 
 def check_mask(module: nn.Module, call: AttentionCall) -> None:
-    """Refuses a mask of a subclass of Tensor that is not known here.
-
-    Raises:
-        UnsupportedCallError: the mask may mean something else than the numbers it holds.
-    """
     if call.mask is not None and not is_plain(call.mask):
         kind = type(call.mask).__name__
         raise UnsupportedCallError(

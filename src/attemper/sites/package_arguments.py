@@ -220,7 +220,6 @@ _OWN = ("dropout_p", "is_causal", "scale", "enable_gqa")
 def own_attention(
     _: nn.Module, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **given: Any
 ) -> AttentionCall:
-    """``attemper.attention``."""
     options = _own_options(args, given)
     return AttentionCall(query, key, *without_causal_bias("attention", attn_mask, options, query, key.shape[2]))
 
@@ -235,7 +234,6 @@ def own_varlen_attention(
     *args: Any,
     **given: Any,
 ) -> AttentionCall:
-    """``attemper.varlen_attention``."""
     # The greatest lengths of a document come first.
     return documents(query, key, cu_seqlens_q, cu_seqlens_k, _own_options(args[2:], given))
 

@@ -165,7 +165,6 @@ class CallContext:
         return None, f"padding of its queries is unknown under a mask of {list(known.own.shape)} (rows: {seen})"
 
     def module(self) -> nn.Module:
-        """The innermost module that is running."""
         return self.running[-1]
 
     def enter_module(self, names: list[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

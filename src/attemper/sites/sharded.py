@@ -22,11 +22,7 @@ HEADS = 1
 
 
 def local(module: nn.Module, call: AttentionCall) -> AttentionCall:
-    """``call`` with plain tensors: the heads of this process.
-
-    Raises:
-        UnsupportedCallError: the parts that are here do not determine the statistics of any head.
-    """
+    """``call`` with plain tensors: the heads of this process."""
     if not any(is_dtensor(tensor) for tensor in (call.query, call.key, call.mask, call.options.sink_logits)):
         if _context_parallel():
             raise UnsupportedCallError(module, "context parallelism spreads its sequences over processes")

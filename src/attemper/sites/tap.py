@@ -138,11 +138,7 @@ def tap(
 def _call_of_tap(
     query: Tensor, key: Tensor, attn_mask: Tensor | None, name: str, options: ScoreKeywords, **flags: Any
 ) -> AttentionCall:
-    """The attention that a tap of a model's own code is given.
-
-    Raises:
-        InputError: something of it has no meaning.
-    """
+    """The attention that a tap of a model's own code is given."""
     if not name:
         raise InputError("tap(name=...) must name the site, for example 'blocks.3.attention'.")
     given = options_of("tap", options, kind=ScoreKeywords, **flags)
@@ -185,15 +181,11 @@ def _run_operator(call: AttentionCall, name: str, module: int) -> None:
     operator: Callable[..., None] = torch.ops.attemper.tap
     if transforms.active() and any(map(is_mapped, (query, call.key))):
         operator = _tap  # no rule for torch.vmap: observers note that they see nothing here
-    if _may_be_captured() and tap_buffers.has_graphs(query.device):
+    # Where an export will run is not known.
+    if torch.compiler.is_dynamo_compiling() and not _exports() and tap_buffers.has_graphs(query.device):
         ready = _has_buffer(name, module, device, str(query.dtype), int(query.shape[3]), int(query.shape[1]))
         operator = torch.ops.attemper.tap_into if ready else operator
     operator(token(device), name, module, *operands_of(call))
-
-
-def _may_be_captured() -> bool:
-    """Whether a compiler traces this that may make CUDA graphs of it; where an export will run is not known."""
-    return torch.compiler.is_dynamo_compiling() and not _exports()
 
 
 # These run while a graph is traced: what they make is not in the graph's memory.
@@ -238,7 +230,6 @@ class _TapArguments:
         self.query: Tensor = operands[0]
 
     def call(self) -> AttentionCall:
-        """The attention that is measured."""
         return call_of(self._operands)
 
     def site(self) -> nn.Module:
@@ -273,7 +264,10 @@ def _run(tapped: _TapArguments) -> None:
         if tap_buffers.is_capturing(device):
             _fill(tapped)
             return
-        _warm(tapped)
+        query = tapped.query
+        if fits(str(query.dtype), query.shape[3]):
+            buffer = tap_buffers.buffer_of(tapped.name, tapped.module, str(query.device), query.shape[1])
+            tap_buffers.warm(buffer, tapped.call(), tapped.site())
     # A tap names the call inside which it stands, though that call is reported already.
     here = present() if tapped.name else current()
     if not _listeners and not here:
@@ -286,14 +280,6 @@ def _run(tapped: _TapArguments) -> None:
     call = tapped.call()
     for observer in observers:
         guard([observer], observer.see, site, call)
-
-
-def _warm(tapped: _TapArguments) -> None:
-    """Prepares a site for a capture that may come."""
-    query = tapped.query
-    if fits(str(query.dtype), query.shape[3]):
-        buffer = tap_buffers.buffer_of(tapped.name, tapped.module, str(query.device), query.shape[1])
-        tap_buffers.warm(buffer, tapped.call(), tapped.site())
 
 
 def _fill(tapped: _TapArguments) -> None:

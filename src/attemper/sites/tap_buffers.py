@@ -187,7 +187,6 @@ def _choose(device: torch.device, count: int, queries: int) -> None:
 
 
 def is_raised(receiver: Receiver) -> bool:
-    """Whether the flag is up for ``receiver``."""
     return id(receiver) in _up
 
 

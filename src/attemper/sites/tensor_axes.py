@@ -23,7 +23,6 @@ Axes = frozenset[int]
 
 
 def functions(*names: str) -> set[Any]:
-    """Torch's functions and the methods of tensors that have one of these names."""
     return {getattr(home, name) for home in (torch, Tensor) for name in names if hasattr(home, name)}
 
 
@@ -106,7 +105,6 @@ class FeatureAxes:
         self._known: Notes[Features] = Notes()
 
     def of(self, tensor: Tensor) -> Features:
-        """The features of a tensor; none for one that was not followed."""
         found = self._known.get(tensor)
         return _UNKNOWN if found is None else found
 
@@ -161,7 +159,6 @@ _UNKNOWN = Features(frozenset(), False)
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter, or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 

@@ -164,13 +164,7 @@ def _in_place(
     outside: ExitStack, module: nn.Module, read: Callable[[], AttentionCall], value: Tensor, dropout: float
 ) -> Tensor | None:
     """The output of our kernel, [B, Q, H, E], whose statistics observers receive; None where the model's own function
-    has to run.
-
-    Args:
-        outside: our function mode is off until it is closed.
-
-    Raises:
-        InputError: dropout is on, under a scan.
+    has to run. ``outside``: our function mode is off until it is closed.
     """
     try:
         if any(observer.replace for observer in current()):

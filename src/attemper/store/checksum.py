@@ -78,11 +78,7 @@ def put(connection: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ..
 
 
 def get(ask: Ask, table: str, where: str, parameters: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-    """Rows of a table, each without its checksum, which it fits.
-
-    Raises:
-        InputError: one does not.
-    """
+    """Rows of a table, each without its checksum, which it fits."""
     return [check(table, row) for row in ask(f"SELECT * FROM {table} {where}", parameters)]
 
 
@@ -114,11 +110,7 @@ def has_unchecked(ask: Ask) -> bool:
 
 
 def whole(ask: Ask, table: str) -> list[tuple[Any, ...]]:
-    """All rows of one of ``WHOLE``, which fit the checksum of the table.
-
-    Raises:
-        InputError: they do not.
-    """
+    """All rows of one of ``WHOLE``, which fit the checksum of the table."""
     ((version,),) = ask("PRAGMA user_version")
     if version < CHECKED_VERSION:
         return list(ask(f"SELECT * FROM {table} ORDER BY rowid"))

@@ -91,11 +91,7 @@ def pack(values: np.ndarray) -> bytes:
 
 
 def unpack(data: bytes) -> np.ndarray:
-    """[samples, numbers of one sample] float32 that ``pack`` was given.
-
-    Raises:
-        InputError: these bytes are of a newer version, or damaged.
-    """
+    """[samples, numbers of one sample] float32 that ``pack`` was given."""
     try:
         version, samples, size = _HEADER.unpack_from(data)
         if not version:

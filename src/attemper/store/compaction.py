@@ -68,9 +68,6 @@ def moments(ask: Ask, since: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
     A chunk has the moments of its samples in one piece: rows by the thousand take long. ``since``: where the first of
     the chunks begins.
-
-    Raises:
-        InputError: the file is damaged, or samples are gone.
     """
     chunks = get(ask, "chunk", "WHERE first >= ? ORDER BY first", (since,))
     edges = np.array([since, *(first + span for first, span, _ in chunks)])

@@ -151,11 +151,7 @@ def _texts(name: str, column: Array) -> list[str]:
 
 @contextmanager
 def _whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to, whose file takes the place of ``path`` when it is whole.
-
-    Raises:
-        InputError: no file can be written there, the file of a run is there, or the disk is full.
-    """
+    """A path to write to, whose file takes the place of ``path`` when it is whole."""
     target = check_target(path, "table")
     if target.exists() and OURS.fullmatch(target.name):
         raise InputError(f"{clean_name(path)} is a file of a run, and would be lost. Name another file or folder.")

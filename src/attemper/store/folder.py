@@ -33,11 +33,7 @@ DEEPEST = 4
 
 
 def open_stored(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
-    """The run in a folder, a file or at a URL, as a ``kind`` of stored run. Nothing in it is changed.
-
-    Raises:
-        InputError, MissingExtraError: as of :func:`attemper.open`.
-    """
+    """The run in a folder, a file or at a URL, as a ``kind`` of stored run. Nothing in it is changed."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InputError(f"open(path) must be the path of a folder, got {path!r}.")
     if "://" in os.fspath(path):
@@ -85,9 +81,7 @@ def _of_files(folder: Path) -> tuple[dict[int, FragmentReader], list[InputError]
 
 def _add_parts(readers: dict[int, FragmentReader], target: Target) -> Iterator[str]:
     """Adds what ranks published as Parquet; remarks on ranks that have a file, too, and on parts that cannot be read.
-
-    Raises:
-        InputError, MissingExtraError: parts cannot be read, and nothing else could.
+    ``InputError``, ``MissingExtraError``: parts cannot be read, and nothing else could.
     """
     for rank in sorted(set(parts(target).values())):
         try:
@@ -139,9 +133,6 @@ def part_names(path: str | os.PathLike[str]) -> list[str]:
 def _files(path: Path) -> dict[int, Path]:
     """Rank -> fragment; none where a run has only Parquet parts. A file is taken as it is: what it holds is found out
     when it is opened.
-
-    Raises:
-        InputError: there is nothing, or no run.
     """
     if path.is_file():
         name = FRAGMENT.fullmatch(path.name)
@@ -157,7 +148,6 @@ def _files(path: Path) -> dict[int, Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder has a file of a run."""
     return any(FRAGMENT.fullmatch(entry.name) or PART.fullmatch(entry.name) for entry in _entries(folder))
 
 
@@ -212,11 +202,7 @@ def check_deletable(folder: Path) -> None:
 
 
 def delete_run(folder: Path) -> None:
-    """Deletes the files of a run, and its folder if nothing else is in it.
-
-    Raises:
-        InputError: as ``check_deletable``, or a file cannot be deleted.
-    """
+    """Deletes the files of a run, and its folder if nothing else is in it."""
     check_deletable(folder)
     try:
         for file in files_of(folder).paths:

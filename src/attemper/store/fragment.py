@@ -238,7 +238,6 @@ class Fragment:
         return {}
 
     def _layout(self, sample: Sample) -> tuple[int, list[int]]:
-        """Number of a sample's layout and those of its sites."""
         key = sample.quantities, sample.sites
         if key not in self._layouts:
             statistics = [self._statistic(name) for name in sample.quantities]
@@ -263,7 +262,6 @@ class Fragment:
         return self._sites[label]
 
     def _insert(self, into: str, row: tuple[object, ...]) -> int:
-        """The number of a new row."""
         self._changed.add(into.split()[0])
         places = ", ".join("?" * len(row))
         number = self.connection.execute(f"INSERT INTO {into} VALUES ({places})", row).lastrowid

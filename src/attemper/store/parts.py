@@ -71,11 +71,7 @@ class Parts:
     """Publishes a fragment."""
 
     def __init__(self, fragment: Fragment, target: Target, rank: int) -> None:
-        """A run that went on elsewhere meanwhile goes on after the last step there.
-
-        Raises:
-            InputError: the newest part there is of something else, damaged, or of a newer version.
-        """
+        """A run that went on elsewhere meanwhile goes on after the last step there."""
         self._fragment, self._target, self._rank = fragment, target, rank
         fragment.unpublished, self._scalars = [], 0
         self._due = time.monotonic() + PART_SECONDS
@@ -90,10 +86,8 @@ class Parts:
         return max(0.0, self._due - time.monotonic())
 
     def publish(self) -> None:
-        """Publishes what is new, in files of at most 128 samples of one segment.
-
-        Raises:
-            OSError: the target cannot be written to; what is new waits for the next time.
+        """Publishes what is new, in files of at most 128 samples of one segment. ``OSError``: the target cannot be
+        written to; what is new waits for the next time.
         """
         self._due = time.monotonic() + PART_SECONDS
         tables = self._fragment.tables()
@@ -232,12 +226,7 @@ def _per_head(sites: Sequence[SiteLabel], numbers: Sequence[int]) -> np.ndarray:
 
 
 def restore(target: Target, rank: int) -> Fragment:
-    """A fragment in memory with all that the parts of one rank hold.
-
-    Raises:
-        InputError: a part is damaged, or of a newer version.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """A fragment in memory with all that the parts of one rank hold."""
     fragment, facts = Fragment(None, rank=rank, bits=None), None
     for name in sorted(name for name, found in parts(target).items() if found == rank):
         table = _read(target, name)

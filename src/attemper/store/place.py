@@ -103,11 +103,7 @@ class Place:
 
 
 def place_of(options: Store, rank: int) -> Place:
-    """Where the fragment of ``rank`` is written.
-
-    Raises:
-        OSError: no folder can be made.
-    """
+    """Where the fragment of ``rank`` is written. ``OSError``: no folder can be made."""
     if not options.is_url:
         folder = Path(options.path).absolute()
         folder.mkdir(parents=True, exist_ok=True)

@@ -88,12 +88,6 @@ def _end_all() -> None:
         live.close()
 
 
-def _flush_all() -> None:
-    deadline = time.monotonic() + FLUSH_SECONDS
-    for live in list(_live):
-        live.flush(max(0.0, deadline - time.monotonic()))
-
-
 def _return_signals() -> None:
     for number in _ours:
         if signal.getsignal(number) is _on_signal:
@@ -104,7 +98,9 @@ def _return_signals() -> None:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     del frame
     if os.getpid() == 1:  # the first process of a container: the system ignores the signal, and training goes on
-        _flush_all()
+        deadline = time.monotonic() + FLUSH_SECONDS
+        for live in list(_live):
+            live.flush(max(0.0, deadline - time.monotonic()))
         return
     _end_all()
     signal.signal(number, signal.SIG_DFL)

@@ -19,7 +19,6 @@ PYRAMID_BITS = 10
 
 
 def row_span(level: int) -> int:
-    """Samples that one row of a level covers."""
     return ROW_BLOCKS << level
 
 

@@ -64,7 +64,6 @@ class Ranks:
 
     @property
     def _split_sites(self) -> dict[SiteKey, SiteLabel]:
-        """Sites of which ranks have different heads, as a whole."""
         have = [reader.sites for reader in self.readers]
         return {
             key: label

@@ -394,11 +394,6 @@ def _is_whole(number: object) -> bool:
 
 
 def _check_step(step: int, steps: Array) -> int:
-    """``step`` if it was sampled.
-
-    Raises:
-        InputError: it was not.
-    """
     if not _is_whole(step):
         raise InputError(f"at(step) must be a whole number, got {step!r}.")
     if not len(steps):

@@ -43,7 +43,6 @@ class Series(NamedTuple):
     """[n] float32; NaN where the number was NaN."""
 
     def between(self, start: int | None, stop: int | None) -> Series:
-        """Those with ``start`` <= step < ``stop``."""
         first = 0 if start is None else np.searchsorted(self.steps, start)
         last = len(self.steps) if stop is None else np.searchsorted(self.steps, stop)
         return Series(self.steps[first:last], self.values[first:last])
@@ -68,7 +67,6 @@ class ScalarColumns(NamedTuple):
 
 
 def scalar_columns(series: Series, most: int) -> ScalarColumns:
-    """At most ``most`` columns."""
     steps, values = series
     if not len(steps):
         return ScalarColumns(steps, *(np.zeros(0) for _ in range(3)))
@@ -170,11 +168,7 @@ def pack(series: Series) -> bytes:
 
 
 def unpack(data: bytes) -> Series:
-    """What ``pack`` was given.
-
-    Raises:
-        InputError: these bytes are damaged.
-    """
+    """What ``pack`` was given."""
     inflate = zlib.decompressobj()
     try:
         numbers = np.frombuffer(inflate.decompress(data, _LARGEST + 1), np.uint8).reshape(_NUMBER.itemsize, -1)
@@ -197,9 +191,7 @@ def state(ask: Ask) -> tuple[int, ...]:
 
 def read(ask: Ask) -> dict[str, Series]:
     """Every name of a fragment and its numbers, as they count. Names are in the order in which they came.
-
-    Raises:
-        InputError: the file is damaged.
+    ``InputError``: the file is damaged.
     """
     rows = get(ask, "scalar", "ORDER BY id") if state(ask) else []
     parts: dict[str, list[Series]] = {name: [] for *_, name, _ in rows if name}
@@ -237,7 +229,6 @@ def join(first: Series | None, second: Series) -> Series:
 
 
 def by_step(series: Mapping[str, Series]) -> list[tuple[int, dict[str, float]]]:
-    """The same numbers, step by step."""
     found: dict[int, dict[str, float]] = {}
     for name, (steps, values) in series.items():
         for step, value in zip(steps.tolist(), values.tolist(), strict=True):

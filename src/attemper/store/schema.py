@@ -147,11 +147,7 @@ class Tables:
         self._process = os.getpid()
 
     def rows(self, question: str, parameters: Sequence[object] = ()) -> list[Row]:
-        """What SQL answers.
-
-        Raises:
-            InputError: the file is damaged, or this is a copy of the process that opened it.
-        """
+        """What SQL answers."""
         self._check_process()
         try:
             with self._lock:
@@ -214,11 +210,7 @@ _ABOUT = {
 
 
 def read_about(tables: Tables) -> dict[str, Any]:
-    """What was noted of the run.
-
-    Raises:
-        InputError: it is no JSON, or something of it that is used is of another type.
-    """
+    """What was noted of the run."""
     rows = whole(tables.rows, "about")
     about = {name: parse_json(value, f"{DAMAGED} {clean_name(name)}") for name, value in rows}
     return check_document(about, _ABOUT, "what the run says of itself")
@@ -260,11 +252,7 @@ def open_in_memory() -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> Tables:
-    """The same file read-only: beside its writer, or of a run that has ended.
-
-    Raises:
-        NotARunError: the file is missing, something else, damaged, or of a newer version.
-    """
+    """The same file read-only: beside its writer, or of a run that has ended."""
     try:
         return Tables(_connect_to_read(path))
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -343,7 +331,6 @@ def _prepare(connection: sqlite3.Connection, *, new: bool, journal: str) -> None
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuses a file that is not ours, or of a version that is newer than this attemper."""
     if path.is_file() and not path.stat().st_size:
         raise NotARunError(f"{clean_name(path.name)} is empty: the process that made it ended before its first sample.")
     (application,) = connection.execute("PRAGMA application_id").fetchone()

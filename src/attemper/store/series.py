@@ -30,7 +30,6 @@ BLOCK, NUMBERS = 1024, 10 << 20
 
 
 def between(moments: Array, start: int | None, stop: int | None) -> Array:
-    """Those of ``moments``, which are by step, with ``start`` <= step < ``stop``."""
     first = 0 if start is None else np.searchsorted(moments["step"], start)
     last = len(moments) if stop is None else np.searchsorted(moments["step"], stop)
     return moments[first:last]
@@ -138,7 +137,6 @@ class FragmentReader:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """Name -> number in the fragment."""
         return {name: number for number, name, *_ in whole(self._tables.rows, "statistic")}
 
     @property
@@ -350,11 +348,8 @@ class FragmentReader:
         return [(number, site) for label, site in self._places if label.key == key]
 
     def series(self, pair: Pair, span: tuple[int, int]) -> tuple[Array, Array]:
-        """Samples that hold a statistic of a site, and their values [samples, heads].
-
-        Args:
-            span: first and last sample; the first is that of a chunk, and what follows in the chunk of the last comes
-                with it.
+        """Samples that hold a statistic of a site, and their values [samples, heads]. ``span``: first and last sample;
+        the first is that of a chunk, and what follows in the chunk of the last comes with it.
         """
         where = "WHERE statistic = ? AND site = ? AND first BETWEEN ? AND ? ORDER BY first"
         rows = get(self._tables.rows, "cold", where, (*pair, *span))
@@ -381,11 +376,7 @@ class FragmentReader:
         return {first: blocks.reshape(len(blocks), 4, -1) for first, blocks in rows.items()}
 
     def check_pyramid(self, pair: Pair, level: int, known: Array) -> None:
-        """``known``: which blocks of a level, from the first on, the file has of a statistic of a site.
-
-        Raises:
-            InputError: one is gone that was written, and that no thinning took.
-        """
+        """``known``: which blocks of a level, from the first on, the file has of a statistic of a site."""
         holding, stop = self._holding(pair), int(self._edges[-1])
         if level > pyramid.FIRST_LEVEL:
             stop -= stop % pyramid.row_span(level - pyramid.LEVEL_STEP)

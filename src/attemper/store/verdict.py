@@ -74,11 +74,7 @@ class Verdict:
         self._loss: LossJudge | None = None
 
     def judge(self) -> Judge:
-        """After all samples and all losses that are there.
-
-        Raises:
-            InputError: a limit is not one, or not a number.
-        """
+        """After all samples and all losses that are there."""
         with self._ranks.snapshot():
             judge = self._judge_samples()
             judge.loss = self._judge_loss(judge.limits)

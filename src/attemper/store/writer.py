@@ -177,7 +177,6 @@ class Writer:
         self._do(lambda: self._fragment.cover(sites))
 
     def keep_scalars(self, steps: Steps) -> None:
-        """Keeps numbers of steps; see ``Fragment.keep_scalars``."""
         self._do(lambda: self._fragment.keep_scalars(steps))
 
     def describe(self, about: Mapping[str, object]) -> None:
@@ -186,11 +185,7 @@ class Writer:
         self._do(lambda: self._fragment.describe(about))
 
     def open_reader(self) -> Tables:
-        """What is written so far, to be read; ``flush`` first for all that was taken.
-
-        Raises:
-            InputError: this is a copy of the process that writes.
-        """
+        """What is written so far, to be read; ``flush`` first for all that was taken."""
         if os.getpid() != self._process:  # its locks may be held for ever
             raise InputError(FORKED)
         return self._fragment.tables()
@@ -415,9 +410,6 @@ def open_writer(
     A watch of this process that writes the same file is closed first, and one warning says so. Where the disk takes no
     file now, one warning says so, and the history stays in memory until it does. Where the folder holds something else,
     or another process writes it, it stays there, and every sample counts as dropped.
-
-    Raises:
-        InputError: the path is a file, or no path.
     """
     if store is None:
         return _describe(Writer(_in_memory(versions)), about or {})

@@ -135,7 +135,6 @@ class _Rows:
         return self.plain_deviations().square_().sum(-1) / self.count.clamp(min=1)
 
     def _sum_with(self, p: Tensor, u: Tensor) -> Tensor:
-        """sum p u."""
         tile = self.tile
         return (tile.grid(p)[..., : u.shape[-1]] * u).sum(-1, dtype=self.problem.sum_dtype).view(tile.flat)
 

@@ -119,25 +119,21 @@ def key_factors(problem: Problem, tile: Tile, low: int, high: int) -> dict[Colum
 
 
 def _first_tokens(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
-    """Whether a key is one of the first tokens of the sequence."""
     if problem.first_keys is not None:
         return _marks(problem.first_keys, tile, low, high)
     return torch.ones(max(0, min(high, problem.first_tokens) - low), device=problem.query.device)
 
 
 def _distance(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
-    """abs(position of query - position of key)."""
     keys = torch.arange(low, high, device=problem.query.device)
     return (row_positions(problem, tile)[:, None] - keys).abs_()
 
 
 def _own_key(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
-    """Whether the key has the query's own place."""
     return row_positions(problem, tile)[:, None] == torch.arange(low, high, device=problem.query.device)
 
 
 def _span(problem: Problem, tile: Tile, low: int, high: int) -> Tensor:
-    """Whether the caller marks the key."""
     assert problem.span_keys is not None
     return _marks(problem.span_keys, tile, low, high)
 

@@ -102,7 +102,6 @@ def add_key_mass(key_mass: Tensor, problem: Problem, tile: Tile, weights: Tensor
 
 
 def key_blocks(problem: Problem, tile: Tile) -> Iterator[tuple[int, int]]:
-    """The keys of a tile, block by block."""
     low, high = tile.keys
     step = _sizes(problem)[2]
     for start in range(low, high, step):

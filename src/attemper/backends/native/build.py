@@ -48,16 +48,10 @@ class CannotBuildError(RuntimeError):
 
 
 def library_files(into: Path = FOLDER) -> list[Path]:
-    """The libraries that are there."""
     return sorted(into.glob("attemper_native_*.so"))
 
 
 def compiler() -> list[str]:
-    """The command that compiles C++.
-
-    Raises:
-        CannotBuildError: there is none.
-    """
     if platform.system() == "Windows":
         raise CannotBuildError("the native kernels are not written for Windows yet")
     named = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)

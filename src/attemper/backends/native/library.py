@@ -19,11 +19,6 @@ _OTHER_LAYOUT, _NO_MEMORY, _UNKNOWN_NORMALIZER = 1, 2, 4
 
 
 def library() -> ctypes.CDLL:
-    """The loaded library.
-
-    Raises:
-        BackendError: there is none for this processor, or it cannot be loaded.
-    """
     found = _load()
     if isinstance(found, str):
         raise BackendError(f"backend='native' cannot serve this call: {found}. Use backend='blocked' or install again.")
@@ -59,11 +54,7 @@ def why_unusable() -> str | None:
 
 
 def file_name() -> str:
-    """Of the library that serves this process.
-
-    Raises:
-        BackendError: there is none for this processor, or it cannot be loaded.
-    """
+    """Of the library that serves this process. ``BackendError``: there is none, or it cannot be loaded."""
     return Path(library()._name).name
 
 

@@ -123,7 +123,6 @@ def derivable(columns: tuple[Column, ...], names: tuple[str, ...]) -> Derivable:
 
 @cache
 def _places(columns: tuple[Column, ...]) -> tuple[int | None, ...]:
-    """Where a state of these columns has each of ``Column``; None: nowhere."""
     return tuple(columns.index(column) if column in columns else None for column in Column)
 
 

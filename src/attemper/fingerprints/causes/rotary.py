@@ -26,7 +26,6 @@ class Pairing:
 
     @property
     def count(self) -> int:
-        """Pairs."""
         return self.rotated // 2
 
 
@@ -189,7 +188,6 @@ def turn(vectors: np.ndarray, pairing: Pairing, theta: np.ndarray, places: np.nd
 
 
 def _features(vectors: np.ndarray, z: np.ndarray, pairing: Pairing) -> np.ndarray:
-    """Vectors whose rotated features are those of ``z``."""
     out = vectors.copy()
     if pairing.halves:
         out[..., : pairing.count], out[..., pairing.count : pairing.rotated] = np.real(z), np.imag(z)

@@ -41,11 +41,7 @@ FACTS = ("scale", "softcap", "causal", "window")
 def fingerprint_of_folder(
     folder: Path, *, rows: int = ROWS, heads: Iterable[int] | None = None, name: str | None = None
 ) -> Fingerprint:
-    """A fingerprint of the layers in a folder, one safetensors file each, in the order of their names (numbers count).
-
-    Raises:
-        InputError: there is no file, or one that cannot be read as the format says; a layer has no such head.
-    """
+    """A fingerprint of the layers in a folder, a safetensors file each, in the order of their names (numbers count)."""
     chosen = check_heads("fingerprint", heads)
     files = sorted(folder.glob("*.safetensors"), key=_natural)
     if not files:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attemper.checks import index_of, whole_number
 from attemper.errors import InputError
+from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.record import Fingerprint
-from attemper.fingerprints.site import ROWS, ModelOutput, SiteFingerprint, chosen_sequences
-from attemper.fingerprints.taking.output import join_outputs, output_of
-from attemper.fingerprints.taking.rows import SeenAttention
+from attemper.fingerprints.site import ROWS, ModelOutput, SiteFingerprint, chosen_sequences, join_rows
+from attemper.fingerprints.taking.rows import SeenAttention, sketch_of
 from attemper.fingerprints.taking.site import CallRows, SiteRows
 from attemper.fingerprints.taking.weights import grid_of, weights_of
 from attemper.monitor.calls import MOST_CALLS
@@ -100,11 +101,6 @@ def fingerprint(
 
 
 def check_heads(where: str, heads: Iterable[int] | None) -> tuple[int, ...] | None:
-    """Numbers of heads as they may be given.
-
-    Raises:
-        InputError: there is none, or one is no whole number of at least 0.
-    """
     if heads is None:
         return None
     given = tuple(heads) if isinstance(heads, Iterable) else (heads,)
@@ -288,7 +284,6 @@ def _inv_freq(model: nn.Module, name: str, size: int) -> tuple[float, ...] | Non
 
 
 def _sequences(batch: Any) -> int:
-    """How many sequences a batch has, by its first tensor."""
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
     tensors = [part for part in parts if isinstance(part, Tensor) and part.dim() > 1]
     return tensors[0].shape[0] if tensors else 1
@@ -298,3 +293,48 @@ def _hash(batches: Iterable[Any], *, whole: bool = False) -> str | None:
     """A hash of the token ids of every sequence, padding left out unless ``whole``; None where there are no ids."""
     found = [sequences_of(batch, whole=whole) for batch in batches]
     return None if None in found else hash_of_tokens(row for rows in found for row in rows or ())
+
+
+_WIDEST = 2**18
+"""Numbers of a sequence that are kept as one row."""
+
+
+def output_of(given: Any, calls: Mapping[int, CallRows]) -> ModelOutput | None:
+    """The rows of what the model gave, or one for each sequence, whole, where it gave classes, images, pooled states;
+    None where it gave no numbers.
+
+    Args:
+        calls: number of tokens -> a call over so many, whose rows are those of states of as many tokens.
+    """
+    name, states = _first(given)
+    if states is None:
+        return None
+    call = calls.get(states.shape[1], next(iter(calls.values())))
+    taken, rows = call.chosen.take(states), np.concatenate([part.rows for part in call.rows])
+    vectors = states.flatten(1) if taken is None else taken[0]
+    if taken is None:
+        places = [place for sequences, _ in call.chosen.groups for place in sequences]
+        if vectors.shape[1] > _WIDEST or max(places) >= len(vectors):
+            return None
+        rows = np.array([[number, -1] for number in dict.fromkeys(rows[:, 0].tolist())], np.int32)
+        vectors = vectors[places].cpu().double()
+    sketch = sketch_of(vectors)
+    return ModelOutput(name, vectors.shape[1], rows, round_rows(sketch) if states.dtype.itemsize == 2 else sketch)
+
+
+def join_outputs(parts: Sequence[ModelOutput | None]) -> ModelOutput | None:
+    """Those of all batches as one; None where a batch had none, or they are of different kinds."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or len({(part.name, part.width) for part in known}) != 1:
+        return None
+    arrays = (join_rows([getattr(part, name) for part in known], 0) for name in ("rows", "sketch"))
+    return ModelOutput(known[0].name, known[0].width, *arrays)
+
+
+def _first(given: Any) -> tuple[str, Tensor | None]:
+    """The first tensor of numbers, one or more for each sequence, and its name."""
+    named = given.items() if isinstance(given, Mapping) else enumerate(given) if isinstance(given, tuple | list) else ()
+    for name, part in (("", given), *named):
+        if isinstance(part, Tensor) and part.dim() > 1 and part.is_floating_point() and not part.is_nested:
+            return str(name), part.detach()
+    return "", None

@@ -122,9 +122,6 @@ class SiteRows:
         Args:
             asked: numbers of the heads to keep; None for all.
             facts: ``inv_freq``, ``matmul_precision`` and ``weights``.
-
-        Raises:
-            InputError: it has no head of such a number.
         """
         heads, groups, size = call.shape
         if asked is not None and max(asked) >= heads:

@@ -12,11 +12,9 @@ from typing import Any
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.differences import paired_difference
 from attemper.lab.trained.interventions import BASELINE, INTERVENTIONS, OURS, PROPOSED
 from attemper.lab.trained.runs import train_and_sum_up
-from attemper.lab.trained.signals import COLLAPSED
-from attemper.lab.trained.summary import of_training
+from attemper.lab.trained.summary import COLLAPSED, of_training, paired_difference
 from attemper.lab.trained.training import Run, trained
 
 NAME = "collapse"

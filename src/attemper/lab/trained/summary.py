@@ -1,17 +1,20 @@
-"""What is kept of an experiment's runs: a small file, from which its tables and its page are made."""
+"""What is kept of an experiment's runs: a small file, from which its tables and its page are made; signs of trouble in
+its curves, and differences paired by seed.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import fmean, median, pstdev, stdev
+from typing import Any, NamedTuple
 
 from attemper.documents import parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
-from attemper.lab.trained.signals import least
+from attemper.lab.trained.interventions import THRESHOLD
 
 SCHEMA = 1
 POINTS = 30
@@ -119,3 +122,92 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 def _short(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+COLLAPSED = 0.05
+"""Normalised entropy of a layer below which its attention has collapsed."""
+WINDOW = 50
+"""Steps that a loss or a gradient is compared with: those before it."""
+GRADIENT_FACTOR = 5.0
+"""A gradient norm is a sign above so many medians of those before it."""
+LOSS_DEVIATIONS = 5.0
+"""A loss is a sign so many standard deviations above the mean of those before it."""
+
+SIGNS = ("max logit", "entropy", "gradient norm", "loss")
+
+
+def signs(curve: Mapping[str, Any]) -> dict[str, int | None]:
+    """Sign -> the first step that gave it, None for never.
+
+    ``max logit``: above 100. ``entropy``: the normalised entropy of a layer under 0.05. ``gradient norm``: above 5
+    times the median of the 50 steps before. ``loss``: 5 standard deviations above the mean of the 50 steps before, or
+    no number.
+    """
+    steps = curve["measured"]
+    return {
+        "max logit": _first(steps, [above(logit, THRESHOLD) for logit in curve["max_logits"]]),
+        "entropy": _first(steps, [least(layers) < COLLAPSED for layers in curve["entropies"]]),
+        "gradient norm": _first_over(curve["gradient_norms"], lambda before: GRADIENT_FACTOR * median(before)),
+        "loss": _first_over(curve["losses"], lambda before: fmean(before) + LOSS_DEVIATIONS * pstdev(before)),
+    }
+
+
+def above(value: float | None, limit: float) -> bool:
+    """A value that is no number is above every limit."""
+    return value is None or not value <= limit
+
+
+def least(layers: Sequence[float | None]) -> float:
+    """The least of the numbers among ``layers``; inf without any."""
+    return min((value for value in layers if value is not None and not math.isnan(value)), default=math.inf)
+
+
+def _first(steps: Sequence[int], true: Sequence[bool]) -> int | None:
+    return next((step for step, holds in zip(steps, true, strict=True) if holds), None)
+
+
+def _first_over(values: Sequence[float | None], limit: Any) -> int | None:
+    """The first value, with ``WINDOW`` before it, that is above what they say, or is no number."""
+    for place, value in enumerate(values):
+        before = values[max(0, place - WINDOW) : place]
+        if value is None or not math.isfinite(value):
+            return place
+        if len(before) == WINDOW and value > limit(before):
+            return place
+    return None
+
+
+QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Of Student's t at 97.5%, for 1 to 9 degrees of freedom. With more, the last: a little too wide, never too narrow."""
+
+
+class Difference(NamedTuple):
+    """A mean difference of pairs, and half of its 95% interval."""
+
+    mean: float
+    half: float
+    """inf for one pair."""
+
+    @property
+    def told(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return abs(self.mean) > self.half
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f}" + (f" ± {self.half:.3f}" if math.isfinite(self.half) else "")
+
+
+def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+    """``values`` less ``baseline``, each by seed, over the seeds of both; None without any.
+
+    The interval is Student's, for differences that are normal.
+
+    Example:
+        >>> str(paired_difference({0: 2.0, 1: 2.2, 2: 2.1}, {0: 1.9, 1: 2.0, 2: 1.8}))
+        '+0.200 ± 0.248'
+    """
+    found = [values[seed] - baseline[seed] for seed in values.keys() & baseline.keys()]
+    if len(found) < 2:
+        return Difference(found[0], math.inf) if found else None
+    quantile = QUANTILES[min(len(found) - 1, len(QUANTILES)) - 1]
+    return Difference(fmean(found), quantile * stdev(found) / math.sqrt(len(found)))

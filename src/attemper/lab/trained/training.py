@@ -18,7 +18,7 @@ from attemper.lab.corpus import Corpus, drawn_windows
 from attemper.lab.experiment import one_thread
 from attemper.lab.model import ByteConfig, ByteModel
 from attemper.lab.trained.interventions import BRANCHES, INTERVENTIONS, THRESHOLD, Control, configure
-from attemper.lab.trained.signals import above, signs
+from attemper.lab.trained.summary import above, signs
 from attemper.monitor.watch import Watch, watch
 
 HELD_OUT_WINDOWS = 128
