@@ -276,7 +276,7 @@ ALARMS = (
         worst="the largest",
         title="large logits",
         advice="Logits this large saturate the softmax: gradients of the scores vanish, and bfloat16 rounds a score "
-        "above 128 to whole numbers. If the loss rises, lower the learning rate as well.",
+        "above 128 to whole numbers. If the loss rises, lower the learning rate.",
         line=_CLIP,
     ),
     AlarmKind(
@@ -309,7 +309,7 @@ ALARMS = (
         clause=("layer has collapsed", "layers have collapsed"),
         title="layer collapsed",
         advice="All heads of this layer are far sharper than at first: attention collapses. If the loss rises, lower "
-        "the learning rate as well.",
+        "the learning rate.",
         line=_CLIP,
     ),
     AlarmKind(
@@ -384,8 +384,8 @@ ALARMS = (
         message="largest logit {now:.1f} doubles in {value:.1f} steps",
         clause=("has logits that double within few steps", "have logits that double within few steps"),
         title="growing logits",
-        advice="At this pace the logits soon saturate the softmax. If the loss rises, lower the learning rate as "
-        "well, or warm up longer.",
+        advice="At this pace the logits soon saturate the softmax. If the loss rises, lower the learning rate, "
+        "or warm up longer.",
         line=_CLIP,
     ),
     AlarmKind(
