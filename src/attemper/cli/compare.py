@@ -161,11 +161,7 @@ def _patterns(
 
 
 def _read_stored(sides: tuple[str, str], opened: ExitStack, *, fingerprints: bool) -> list[Any]:
-    """What each side holds that attemper wrote; None for a model. A run is open until ``opened`` is closed.
-
-    Raises:
-        InputError: a side cannot be read; or, as ``fingerprints`` asks, it is a fingerprint or none.
-    """
+    """What each side holds that attemper wrote; None for a model. A run is open until ``opened`` is closed."""
     from attemper.fingerprints.record import Fingerprint
 
     found = [_open(side, opened) for side in sides]

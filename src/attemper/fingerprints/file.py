@@ -136,7 +136,6 @@ def _final(numbers: Mapping[str, np.ndarray], softcap: float | None, hidden: np.
 
 
 def is_of_fingerprint(metadata: Mapping[str, str]) -> bool:
-    """Whether the metadata of a file are those of a fingerprint, of any version."""
     return f'"format": "{FORMAT}"' in metadata.get("attemper", "")
 
 

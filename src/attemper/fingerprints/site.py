@@ -143,7 +143,6 @@ class ModelOutput:
 
 
 def weight_shape(name: str) -> tuple[int, int]:
-    """Rows and columns of a weight by its name."""
     rows, columns = name.rpartition("[")[2].rstrip("]").split(", ")
     return int(rows), int(columns)
 
@@ -165,7 +164,6 @@ def chosen_heads(asked: Iterable[int] | None, heads: int, kv_heads: int) -> tupl
 
 
 def key_numbers(numbers: Iterable[int], heads: int, kv_heads: int) -> tuple[int, ...]:
-    """The heads of keys that heads of queries read, each once."""
     return tuple(dict.fromkeys(head * kv_heads // heads for head in numbers))
 
 

@@ -78,11 +78,7 @@ def why_not_loaded(model: nn.Module) -> str | None:
 
 @contextmanager
 def explanation(where: str, model: nn.Module) -> Iterator[None]:
-    """A block that runs a model, and says where it fails because the model is not loaded.
-
-    Raises:
-        InputError: it failed, and weights of the model are on the meta device.
-    """
+    """A block that runs a model, and says where it fails because the model is not loaded."""
     try:
         yield
     except InputError:

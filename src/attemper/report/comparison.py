@@ -151,11 +151,7 @@ def write_comparison(
     runs: tuple[StoredRun, StoredRun] | None = None,
     patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ()),
 ) -> Path:
-    """Writes the page to ``path``, whole or not at all, and gives the file's place.
-
-    Raises:
-        InputError: no file can be written there.
-    """
+    """Writes the page to ``path``, whole or not at all, and gives the file's place."""
     return write_whole(path, comparison_page(document, runs, patterns))
 
 

@@ -215,7 +215,6 @@ def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: b
 
 
 def place_of(head: HeadReading) -> int:
-    """The place of its role among ``ROLES``; -1 of none."""
     return -1 if head.role is None else ROLES.index(ROLE_OF[head.role])
 
 

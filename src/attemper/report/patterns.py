@@ -65,11 +65,7 @@ def patterns_page(name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skippe
 def write_patterns(
     name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skipped], path: str | os.PathLike[str]
 ) -> Path:
-    """Writes the page to ``path``, whole or not at all, and gives the file's place.
-
-    Raises:
-        InputError: no file can be written there.
-    """
+    """Writes the page to ``path``, whole or not at all, and gives the file's place."""
     return write_whole(path, patterns_page(name, sites, skipped))
 
 

@@ -38,9 +38,6 @@ def write_run(run: StoredRun, path: str | os.PathLike[str], last: Reading | None
 
     Args:
         last: the last sample with its histograms and curves, which no run keeps, where somebody still has it.
-
-    Raises:
-        InputError: the run has no sample, or no file can be written there.
     """
     return write_whole(path, run_page(run, last))
 

@@ -73,11 +73,7 @@ class Column:
 
 
 def write_runs(runs: Sequence[StoredRun], path: str | os.PathLike[str]) -> Path:
-    """Writes the page of up to 8 runs, whole or not at all, and gives the file's place.
-
-    Raises:
-        InputError: there are more runs, or fewer than two different ones with a sample; or no file can be written.
-    """
+    """Writes the page of up to 8 runs, whole or not at all, and gives the file's place."""
     return write_whole(path, runs_page(runs))
 
 

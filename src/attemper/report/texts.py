@@ -68,7 +68,6 @@ class Date(NamedTuple):
 
 
 def message(key: str, /, **values: Any) -> Message:
-    """A message of the tables."""
     return Message(key, values)
 
 

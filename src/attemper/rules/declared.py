@@ -126,9 +126,6 @@ def declare(model: nn.Module, names: Names, batch: TokenBatch, given: Mapping[st
     Args:
         names: ``names_of(model)``.
         given: the arguments of :func:`attemper.check` by the names of rules; they come before the batch and the model.
-
-    Raises:
-        InputError: one of them is of another shape or type.
     """
     config = text_config(model)
     real, rows = _padding(model, batch, given["padding"]), _causal(model, names, config, batch, given["causal"])
@@ -176,11 +173,6 @@ def _numbers(given: Any) -> list[int]:
 
 
 def _refuse_falls(name: str, starts: list[int]) -> None:
-    """Refuses ``cu_seqlens`` that are not sorted.
-
-    Raises:
-        InputError: an entry is below the one before it.
-    """
     for place, (before, number) in enumerate(pairwise(starts)):
         if number < before:
             raise InputError(

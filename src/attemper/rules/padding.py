@@ -61,11 +61,7 @@ def _add(session: Session, tests: Tests, declared: Said[Tensor], side: str) -> N
 
 
 def _with_padding(session: Session, side: str, declared: Said[Tensor]) -> TokenBatch:
-    """The batch with padding on a side.
-
-    Raises:
-        CannotExchangeError: it is not known how.
-    """
+    """The batch with padding on a side."""
     batch, (size, tokens), real = session.batch, session.batch.shape, session.real(session.batch.tokens)
     tensors = {name: part for name, part in batch.arguments.items() if isinstance(part, Tensor)}
     if declared.source.partition(" ")[0] not in tensors and not any(_is_mask(part, real) for part in tensors.values()):

@@ -36,10 +36,6 @@ class TokenBatch:
 
     @classmethod
     def of(cls, model: nn.Module, batch: Any) -> TokenBatch:
-        """
-        Raises:
-            InputError: the batch is no dict, tuple, list or tensor, or holds no tokens.
-        """
         check_batch("check", batch)
         if isinstance(batch, Mapping):
             arguments, positional = {str(name): part for name, part in batch.items()}, 0
@@ -87,7 +83,6 @@ class TokenBatch:
         return replace(self, arguments={**self.arguments, **changes})
 
     def call(self, model: nn.Module) -> Any:
-        """What the model gives for it."""
         parts = list(self.arguments.items())
         return model(*(part for _, part in parts[: self.positional]), **dict(parts[self.positional :]))
 
@@ -98,7 +93,6 @@ class TokenBatch:
 
 
 def takes(model: nn.Module, name: str) -> bool:
-    """Whether the forward of a model has a parameter of this name."""
     return name in parameter_names(unwrap(model))
 
 

@@ -144,9 +144,6 @@ def overview(run: StoredRun, statistic: str = SHARPNESS, *, bars: int = 32, top:
         statistic: of the heads that changed most.
         bars: columns of a course, at most.
         top: how many heads are listed.
-
-    Raises:
-        InputError: the run does not hold the statistic.
     """
     with run.ranks.snapshot():
         steps, about, judge = run.steps, run.about, run.judge

@@ -38,7 +38,6 @@ def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> di
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:
-    """Tables and charts of a results file."""
     runs = content["runs"]
     return Experiment(
         name=NAME,

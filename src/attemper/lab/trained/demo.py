@@ -74,12 +74,10 @@ class Outcome:
 
     @property
     def attention_alarm(self) -> Alarm | None:
-        """The first alarm of attention that is a warning or worse."""
         return self._first(of_loss=False)
 
     @property
     def loss_alarm(self) -> Alarm | None:
-        """The first alarm of the loss that is a warning or worse."""
         return self._first(of_loss=True)
 
     def _first(self, of_loss: bool) -> Alarm | None:
@@ -103,9 +101,6 @@ def run_demo(
         on_step: is told of every step.
         store: folder of the history; None keeps it in memory. What was seen is there, too, if training is interrupted.
         corpus: what is learned; None for the sources of Python's standard library.
-
-    Raises:
-        InputError: this Python came without the sources of its library.
     """
     corpus, (state, control) = corpus or standard_library(), start(run)
     before, losses = time.monotonic(), state.curve.losses

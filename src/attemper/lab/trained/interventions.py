@@ -187,10 +187,6 @@ OURS = tuple(name for name in INTERVENTIONS if name not in (PLAIN, BASELINE, *PR
 
 
 def configure(config: ByteConfig, name: str) -> ByteConfig:
-    """The model's sizes under the intervention ``name``.
-
-    Raises:
-        InputError: no intervention has this name.
-    """
+    """The model's sizes under the intervention ``name``."""
     one_of("intervention", name, INTERVENTIONS)
     return replace(config, qk_norm=True) if name == BASELINE else config

@@ -76,9 +76,6 @@ def records(
         corpus: bytes to train on; None for the sources of this Python's library.
         at_most: so many of those that are missing are computed, the others left out; None for all.
         report: is told a line for each run that is done.
-
-    Raises:
-        InputError: the folder cannot be made or written to, or the number of workers is not above 0.
     """
     text = corpus or standard_library()
     paths = [folder / file_name(identity(run, job, text)) for run in runs]
@@ -99,9 +96,6 @@ def write_missing(
 
     Args:
         work: path -> what writes this file, whole or not at all; another process must be able to import it.
-
-    Raises:
-        InputError: as :func:`records`.
     """
     whole_number("lab: workers", workers)
     _make(folder)

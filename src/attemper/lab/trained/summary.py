@@ -57,11 +57,7 @@ def write_results(content: Mapping[str, Any], path: Path) -> Path:
 
 
 def read_summary(path: Path, experiment: str) -> dict[str, Any]:
-    """A results file.
-
-    Raises:
-        InputError: it is missing, no JSON, or of another experiment.
-    """
+    """A results file."""
     try:
         content = parse_json(path.read_bytes(), "its text")
     except (OSError, ValueError) as error:
