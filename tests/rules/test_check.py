@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
+from attemper.rules.moves import StableChoice
 from attemper.sites.declared import windows_of_config
 
 transformers = pytest.importorskip("transformers")
@@ -472,6 +473,33 @@ def test_experts_that_take_as_many_tokens_of_other_sequences_are_given_tokens_th
         states = {"states": torch.randn(3, 24, 16)}
         full.capacity = 18
         assert attemper.check(full, states)["batch"].verdict == "broken"
+
+
+class Chosen(nn.Module):
+    """Each row sees the mean of the earlier rows that an indexer scores highest; ReLU scores most of them 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 16)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states = self.embedding(ids)
+        scores = (states @ states.transpose(1, 2) - 9).relu()
+        hidden = torch.ones_like(scores, dtype=torch.bool).triu(1) | (attention_mask[:, None] == 0)
+        chosen = scores.masked_fill(hidden, -torch.inf).topk(9, dim=-1).indices
+        marks = torch.zeros_like(scores).scatter(-1, chosen, 1.0).masked_fill(hidden, 0.0)
+        return states + marks @ states / marks.sum(-1, keepdim=True).clamp(min=1)
+
+
+def test_keys_that_an_indexer_scores_alike_are_chosen_in_one_order():
+    """topk takes any of them, by the number of all: padding on the right made GLM 5 choose other keys."""
+    report = attemper.check(Chosen().eval(), {"ids": ids(2, 96), "attention_mask": mask(2, 96)}, causal=True)
+    assert (report["padding"].verdict, report["causal"].verdict) == ("kept", "kept")
+    states = torch.tensor([[0.0, 3.0, 0.0, 0.0, 1.0, 0.0]])
+    with StableChoice():
+        assert states.topk(4).indices.tolist() == torch.topk(states, k=4, dim=1).indices.tolist() == [[1, 4, 0, 2]]
+        assert states.topk(2, largest=False).values.tolist() == [[0.0, 0.0]]
+        assert torch.tensor(3.0).topk(1).values == 3
 
 
 def test_random_numbers_break_one_rule_and_leave_the_others_to_be_tested():

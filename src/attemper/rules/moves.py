@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from attemper.monitor.shadow import eager
@@ -72,6 +73,24 @@ class Movement:
     """Where the site stands among the blocks, in the order in which they were done."""
 
 
+class StableChoice(TorchFunctionMode):
+    """Lets ``topk`` choose the first of equal entries. It may choose any, by the number of them, so that an indexer
+    that scores several keys 0 chooses others where tokens are added behind a row.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func not in (torch.topk, Tensor.topk) or "out" in (kwargs or {}):
+            return func(*args, **(kwargs or {}))
+        return _first_of_equal(*args, **(kwargs or {}))
+
+
+def _first_of_equal(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    if not input.dim() or type(input) is not Tensor:
+        return input.topk(k, dim, largest, sorted)
+    found = input.sort(stable=True, dim=dim, descending=largest)
+    return torch.return_types.topk([part.narrow(dim, 0, k) for part in found])
+
+
 class Runner:
     """Runs a model on changed batches, without gradients and with the same random numbers each time."""
 
@@ -102,7 +121,7 @@ class Runner:
         """
         found, self.replaced = Trace(), False
         self._begin(seed=seed, anew=batch.arguments.get(cache) is None)
-        with torch.no_grad(), eager(self.model), self._hooks(found, batch, replace):
+        with torch.no_grad(), eager(self.model), self._hooks(found, batch, replace), StableChoice():
             result = batch.call(self.model)
         self._take_output(found, OUTPUT, result, batch)
         found.cache = getattr(result, cache, None) if cache else None
