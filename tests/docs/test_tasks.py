@@ -191,18 +191,11 @@ def test_every_link_leads_to_a_file(page: str) -> None:
         assert (PAGES / target).exists(), target
 
 
-def test_the_table_of_advice_cites_the_numbers_of_the_lab() -> None:
-    """Its numbers stand in the page that they are said to be of, for the temperature of the row."""
-    page = (ROOT / "docs" / "lab" / "temperature.md").read_text("utf-8")
-    measured = page.split("\ntemperatures that are advised")[1].split("└")[0]
-    rows = {
-        tuple(cell.strip() for cell in line.strip("│").split("│")[:2]): line
-        for line in measured.split("\n") if line.count("│") == 6
-    }  # fmt: skip
+def test_the_table_of_advice_cites_the_numbers_of_the_lab(experiment: Any) -> None:
+    """Its numbers are those that ``attemper lab temperature`` prints, for the temperature of the row."""
+    rows = experiment("temperature").table("temperatures that are advised, as starting points").rows
     cited = re.findall(r"\| ([\d.]+) \| (\d+)% \| (\d+)% \|", (PAGES / f"{ADVICE}.md").read_text("utf-8"))
     assert len(cited) >= 5
     for temperature, random_rows, shipped in cited:
-        lines = [line for (_, value), line in rows.items() if value == temperature]
-        assert lines, temperature
-        found = [float(cell) for cell in lines[0].strip("│").split("│")[2:]]
+        found = next(numbers for _, value, *numbers in rows if value == float(temperature))
         assert (f"{found[0]:.0f}", f"{found[2]:.0f}") == (random_rows, shipped)
