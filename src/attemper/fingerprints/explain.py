@@ -112,10 +112,8 @@ class _Walk:
         self._second: list[Finding] = []
 
     def explanation(self, rounded: list[SitePair] | None = None) -> FirstDifference:
-        """What is found first, what else each run shows by itself, and what differs without effect.
-
-        Args:
-            rounded: sites at which weights stand on different grids, if these are taken into account.
+        """What is found first, what else each run shows by itself, and what differs without effect. ``rounded``: sites
+        at which weights stand on different grids, if these are taken into account.
         """
         if rounded:
             self._equivalent.append((rounded[0], equivalence.of_rounding(rounded[0])))

@@ -74,10 +74,7 @@ class FirstPasses:
     """
 
     def __init__(self, collector: Collector, recorder: Recorder, shown: int) -> None:
-        """
-        Args:
-            shown: the number of the step that begins.
-        """
+        """``shown``: the number of the step that begins."""
         self._collector, self._recorder = collector, recorder
         self._passes: list[_Pass] = []
         self._given = 0

@@ -668,10 +668,8 @@ MOST_PLACES = 3
 
 
 def lines(alarms: Iterable[Alarm], told: set[str]) -> Iterator[tuple[str, bool]]:
-    """A line of log for each kind of alarm, worst first, and whether it is a warning or worse.
-
-    Args:
-        told: sentences of advice that the log has already, which are not said again; grows.
+    """A line of log for each kind of alarm, worst first, and whether it is a warning or worse. ``told``: sentences of
+    advice that the log has already, which are not said again; grows.
     """
     for (severity, kind, _), found in by_kind(tuple(alarms)).items():
         where = first_of([alarm.message for alarm in found], MOST_PLACES, "; ")

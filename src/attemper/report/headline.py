@@ -36,11 +36,7 @@ class Verdict:
 
 
 def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
-    """What the whole reading amounts to.
-
-    Args:
-        past: alarms of a run that have ended.
-    """
+    """What the whole reading amounts to. ``past``: alarms of a run that have ended."""
     heads = [head for site in reading.sites for head in site.heads]
     alarms = {severity: _of(reading, severity) for severity in ("critical", "warning", "notice")}
     if not any(head.rows for head in heads) and not alarms["critical"]:

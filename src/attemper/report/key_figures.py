@@ -204,10 +204,8 @@ def _name(name: str) -> Message | str:
 
 
 def figures(reading: Reading, towers: tuple[Tower, ...], when: Message | str = "") -> tuple[Figure, ...]:
-    """The mean and the extremes of normalised entropy and the largest logit; those that have a number.
-
-    Args:
-        when: the step that they are of.
+    """The mean and the extremes of normalised entropy and the largest logit; those that have a number. ``when``: the
+    step that they are of.
     """
     labels = spoken_labels(towers)
     entropies = _values(reading, "normalized_entropy")

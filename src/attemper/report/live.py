@@ -88,10 +88,8 @@ class RunSource:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves one page until it is closed; ``url`` is its address, with the token.
-
-    Raises:
-        InputError: the port is taken or may not be listened on.
+    """Serves one page until it is closed; ``url`` is its address, with the token. ``InputError``: the port is taken or
+    may not be listened on.
     """
 
     daemon_threads = True

@@ -34,10 +34,8 @@ _ROOM = 6_000
 
 
 def write_run(run: StoredRun, path: str | os.PathLike[str], last: Reading | None = None) -> Path:
-    """Writes the page of a run, whole or not at all, and gives the file's place.
-
-    Args:
-        last: the last sample with its histograms and curves, which no run keeps, where somebody still has it.
+    """Writes the page of a run, whole or not at all, and gives the file's place. ``last``: the last sample with its
+    histograms and curves, which no run keeps, where somebody still has it.
     """
     return write_whole(path, run_page(run, last))
 

@@ -92,10 +92,8 @@ def write_missing(
     at_most: int | None,
     report: Callable[[str], None],
 ) -> None:
-    """Calls what writes each file of ``folder`` that is not there yet, in this order; see :func:`records`.
-
-    Args:
-        work: path -> what writes this file, whole or not at all; another process must be able to import it.
+    """Calls what writes each file of ``folder`` that is not there yet, in this order; see :func:`records`. ``work``:
+    path -> what writes this file, whole or not at all; another process must be able to import it.
     """
     whole_number("lab: workers", workers)
     _make(folder)
