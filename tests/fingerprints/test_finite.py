@@ -12,7 +12,6 @@ import torch
 
 import attemper
 from attemper.fingerprints.encoding import round_rows
-from attemper.fingerprints.levels import levels
 from attemper.fingerprints.record import Fingerprint
 from tests.support.engine_models import tiny, tokens
 from tests.support.engine_pairs import clean
@@ -65,7 +64,7 @@ def test_one_weight_that_is_not_finite_is_a_fault_at_its_site(architecture, weig
         assert re.search(words, found.message), found.message
         assert "are not finite" in found.message
         assert "one file does not say" not in found.message
-        assert all(one.times.get(stage) is None for one in levels(*pair) if one.site == site)
+        assert all(one.times.get(stage) is None for one in found.runs.sites if one.site == site)
     both = attemper.explain(b, b)
     assert (both.kind, both.value) == ("too_small", None)
     assert "at the same places: from here on, differences cannot be seen" in both.message
