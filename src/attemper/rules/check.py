@@ -13,23 +13,14 @@ from attemper.monitor.forward import observation, run
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.monitor.shadow import devices_of
 from attemper.results.check import Check
-from attemper.rules import batch as of_batch
-from attemper.rules import cache as of_cache
-from attemper.rules import causal as of_causal
-from attemper.rules import documents as of_documents
-from attemper.rules import padding as of_padding
-from attemper.rules import repeat as of_repeat
-from attemper.rules import scores as of_scores
-from attemper.rules import window as of_window
+from attemper.rules import batch, cache, causal, documents, padding, repeat, scores, window
 from attemper.rules.declared import declare
 from attemper.rules.keys import KeyCollector
 from attemper.rules.session import Session
 from attemper.rules.token_batch import TokenBatch
 from attemper.sites.names import names_of
 
-RULES = tuple(
-    rule.RULE for rule in (of_causal, of_documents, of_padding, of_window, of_batch, of_cache, of_repeat, of_scores)
-)
+RULES = tuple(rule.RULE for rule in (causal, documents, padding, window, batch, cache, repeat, scores))
 """All rules, in the order in which they are shown. A rule is a row here and a file."""
 
 
@@ -81,13 +72,13 @@ def check(
         state = ModelState(model, tokens.arguments)
     except ObstacleError as error:
         raise InputError(f"check runs the model many times, and {error}.") from error
+    fresh = partial(_begin_anew, model, state)
     with random_numbers(devices_of(model)), state.writes, explanation("check", model):
         try:
-            _begin_anew(model, state)
+            fresh()
             collector = KeyCollector(model, declared)
             with observation(model, collector):
                 run("check: the batch", model, batch, collector)
-            fresh = partial(_begin_anew, model, state)
             session = Session(model, names, tokens, declared, collector.found, fresh)
             rules = tuple(kind.verdict(session) for kind in RULES)
         finally:
@@ -106,5 +97,5 @@ def _begin_anew(model: nn.Module, state: ModelState) -> None:
     """
     state.put_back()
     for module in model.modules():
-        if getattr(module, "rope_deltas", None) is not None:
-            module.rope_deltas = None
+        if "rope_deltas" in vars(module):
+            vars(module)["rope_deltas"] = None

@@ -87,8 +87,8 @@ class StableChoice(TorchFunctionMode):
 def _first_of_equal(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     if not input.dim() or type(input) is not Tensor:
         return input.topk(k, dim, largest, sorted)
-    found = input.sort(stable=True, dim=dim, descending=largest)
-    return torch.return_types.topk([part.narrow(dim, 0, k) for part in found])
+    values, places = input.sort(stable=True, dim=dim, descending=largest)
+    return torch.return_types.topk((values.narrow(dim, 0, k), places.narrow(dim, 0, k)))
 
 
 class Runner:

@@ -54,8 +54,8 @@ def windows_of_config(config: Any) -> tuple[str, tuple[Window | str | None, ...]
     elif kinds := getattr(config, "layer_types", None):
         field, found = "layer_types", [_of_kind(config, kind) for kind in kinds]
     elif (kinds := getattr(config, "attention_layers", None)) and isinstance(getattr(config, "window_size", None), int):
-        local = Window(config.window_size)
-        field, found = "attention_layers", [local if kind == "local" else None for kind in kinds]
+        field = "attention_layers"
+        found = [Window(config.window_size) if kind == "local" else None for kind in kinds]
     if field is None:
         return "sliding_window", (_window_of(config, None),) if hasattr(config, "sliding_window") else ()
     lacking = range(len(found), layers if type(layers) is int else 0)
