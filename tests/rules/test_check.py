@@ -502,6 +502,18 @@ def test_keys_that_an_indexer_scores_alike_are_chosen_in_one_order():
         assert torch.tensor(3.0).topk(1).values == 3
 
 
+class AmongOthers(transformers.LlamaForCausalLM):
+    """Takes ``use_cache`` among other arguments, as Qwen3-VL does."""
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+def test_a_cache_that_is_turned_on_by_an_argument_without_a_name_is_tested():
+    model = AmongOthers(transformers.LlamaConfig(**SMALL)).eval()
+    assert attemper.check(model, {"input_ids": ids()})["cache"].verdict == "kept"
+
+
 def test_random_numbers_break_one_rule_and_leave_the_others_to_be_tested():
     model, batch, state = Mixer(Noisy()).eval(), ids(), torch.get_rng_state()
     report = attemper.check(model, batch, causal=True)

@@ -21,7 +21,7 @@ PREFIX, BEYOND = 16, 48
 
 def judge(session: Session, tests: Tests) -> str | Rule:
     name = next((one for one in NAMES if takes(session.model, one)), None)
-    uses = takes(session.model, "use_cache") and bool(getattr(session.config, "use_cache", False))
+    uses = bool(getattr(session.config, "use_cache", False))  # whose argument may be among **kwargs
     if name is None or not uses or not any(session.declared.causal.value.values()):
         raise NotDeclaredError("the model has no cache")
     if session.batch.arguments.get("use_cache") is False:
