@@ -141,6 +141,28 @@ def test_an_encoder_with_absolute_positions_is_blamed_for_padding_on_the_left_al
 
 
 @pytest.mark.slow("takes seconds")
+class CountsFromTwo(nn.Module):
+    """Has absolute positions that begin with 2 after padding, by the ids, as Kosmos-2.5; those it is given stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.places = nn.Embedding(100, 16), nn.Embedding(100, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        own = attention_mask.cumsum(1) * attention_mask + 1
+        states = self.embedding(ids) + self.places(own if position_ids is None else position_ids)
+        return self.layer(states, src_key_padding_mask=attention_mask == 0)
+
+
+def test_positions_that_a_model_does_not_count_from_0_are_not_given_to_it():
+    model, batch = CountsFromTwo().eval(), {"ids": ids(), "attention_mask": mask()}
+    found = attemper.check(model, batch)["padding"]
+    assert found.verdict == "kept"
+    assert "padding added on the left (the model's own positions do not count from 0)" in found.message
+    assert attemper.check(model, {"ids": ids(), "attention_mask": mask(left=True)})["padding"].verdict == "kept"
+
+
 def test_an_encoder_decoder_is_causal_on_one_side_alone():
     sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()

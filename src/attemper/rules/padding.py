@@ -50,13 +50,18 @@ def _exchange(session: Session, tests: Tests, real: Tensor) -> None:
 def _add(session: Session, tests: Tests, declared: Said[Tensor], side: str) -> None:
     if session.is_random:
         raise CannotExchangeError("two runs of the batch differ")
-    changed = session.runner.trace(_with_padding(session, side, declared))
+    padded = _with_padding(session, side, declared)
+    changed = session.runner.trace(padded)
     (sequences, tokens), real = session.batch.shape, session.real(session.batch.tokens)
     changed = changed.cut(ADDED if side == "left" else 0, tokens, tokens + ADDED)
     # A model that is used with padding on the right may give what its first place has as the whole.
     usual = side == "right" or not bool(real[:, 0].all())
     whole = torch.ones(sequences, dtype=torch.bool) if usual else None
     found = movement(session.base, changed, session.stay(), session.other_shape, whole)
+    if found is not None and "position_ids" in padded.arguments.keys() - session.batch.arguments.keys():
+        same = session.batch.with_arguments(position_ids=(real.long().cumsum(1) - 1).clamp(min=0))
+        if movement(session.base, session.runner.trace(same), session.stay(), session.other_shape) is not None:
+            raise CannotExchangeError("the model's own positions do not count from 0")
     tests.add(f"adding padding on the {side}", found)
 
 
