@@ -164,7 +164,7 @@ def test_the_explanation_is_json_without_nan():
     assert set(document) == {
         *("kind", "site", "stage", "extent", "value", "residual", "confidence", "also", "message", "advice")
     }
-    assert str(found) == document["message"]
+    assert str(found) == f"{document['message']}\nWhat to do: {document['advice']}"
 
 
 def test_what_is_not_comparable_is_refused_by_what_differs():

@@ -146,6 +146,7 @@ def test_json_is_the_promised_document(llama: Any) -> None:
         "sites",
         "skipped",
         "alarms",
+        "unknown_roles",
     }
     assert document["sampled_rows"] is None
     assert document["schema"] == 2

@@ -405,7 +405,8 @@ class Judge:
         """``figures`` [3, FIGURES] of this column; ``clips``: as ``_clips`` gives them."""
         first, worst, latest = figures.tolist()
         steps, least = clips
-        clip = math.nan if first[LOGIT] < 2 * LEAST_CLIPPED else least[steps.searchsorted(first[STEP], "right") - 1]
+        i = steps.searchsorted(first[STEP], "right") - 1
+        clip = math.nan if first[LOGIT] < 2 * LEAST_CLIPPED else float(least[i])
         value, limit = figure_of(kind), None if kind.limit is None else float(self._bounds[kind.name][column])
         return kind.alarm(
             self._columns.sites[self._columns.site[column]].name,
