@@ -323,7 +323,7 @@ def test_a_layer_that_collapses_is_one_alarm_with_its_step_and_speed():
     assert (alarm.kind, alarm.site, alarm.head, alarm.severity) == ("layer_fallen", "layers.0", None, "warning")
     assert (alarm.since, alarm.step, alarm.worst_step, alarm.ended) == (50, 50, 70, None)
     assert alarm.message == (
-        "layers.0: normalised entropy of all 4 heads has fallen, in the mean from 0.61 to 0.012 "
+        "layers.0: normalised entropy of all its heads has fallen, in the mean from 0.61 to 0.012 "
         "(it was 0.609 at step 40)"
     )
 

@@ -283,7 +283,7 @@ def test_a_value_that_json_cannot_hold_is_none_and_its_message_says_it() -> None
         "a", None, 0.01, 0.05, (0.4, 30), {"before": 0.5, "total": 4.0}, step=40, since=40
     )
     assert whole.message == (
-        "a: normalised entropy of all 4 heads has fallen, in the mean from 0.5 to 0.01 (it was 0.4 at step 30)"
+        "a: normalised entropy of all its heads has fallen, in the mean from 0.5 to 0.01 (it was 0.4 at step 30)"
     )
     assert (whole.head, whole.step, whole.since, whole.ended) == (None, 40, 40, None)
 

@@ -371,7 +371,7 @@ def test_heads_are_found_by_their_role_in_map_panel_and_table(open_page: Open) -
     page.select_option("#quantity", label="Score: previous token")
     assert (page.text_content("#rank") or "").startswith("The highest of 2 by score: previous token")
     page.locator("#language").click()
-    assert page.text_content("#panel-role") == "前一 token 头"
+    assert page.text_content("#panel-role") == "前一个 token 头"
     assert page.locator("#role option").nth(1).text_content() == "前一个 token（2）"
 
 

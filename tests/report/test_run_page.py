@@ -20,7 +20,7 @@ from attemper.results.run import Run
 from tests.report import readings
 from tests.report.conftest import shown_text
 from tests.report.test_page import data_of
-from tests.support.runs import collapsing, written
+from tests.support.runs import collapsing, restless, written
 from tests.support.samples import sample, samples, sites
 
 
@@ -78,13 +78,22 @@ def test_a_card_has_the_beginning_and_the_worst_of_an_alarm_and_the_panel_the_re
     html = run_page(collapse)
     text, data = shown_text(html), data_of(html)
     card = text.partition("warning layer collapsed")[2].partition("Alarms that have ended")[0]
-    assert re.search(r"since step 219 normalised entropy of all 3 heads has fallen, in the mean from 0.6 to 0", card)
+    assert re.search(r"since step 219 normalised entropy of all its heads has fallen, in the mean from 0.6 to 0", card)
     assert "(it was" not in text
     assert "latest" not in text
     (fallen,) = (one for one in data["alarms"] if one["since"] == 219)
     assert fallen["when"][0] == "alarm.since"
     assert [one[0] for one in fallen["more"][1]["said"]["names"]] == ["alarm.before", "alarm.latest"]
     assert fallen["of"][0] == "alarms.of_layer"
+
+
+def test_a_notice_that_has_ended_gives_no_advice(tmp_path: Path) -> None:
+    written(tmp_path / "run", restless(300, 1))
+    with attemper.open(tmp_path / "run") as run:
+        over = run_page(run).partition('<details id="ended"')[2]
+    cards = re.findall(r'<li class="alarm (\w+)">.*?</h3>\s*(?:<p class="(\w+)")?', over, re.DOTALL)
+    assert {level for level, _ in cards} >= {"notice", "warning"}
+    assert all((follows == "advice") == (level != "notice") for level, follows in cards)
 
 
 def test_what_ended_warnings_said_to_do_is_open_and_before_the_map_if_nothing_stands(

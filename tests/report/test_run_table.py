@@ -154,7 +154,7 @@ def test_an_alarm_that_a_layer_takes_over_says_as_what_it_continues(found: Overv
     one = replace(one, continues_as="layer_fallen", continues_since=9)
     assert texts.alarm_line(one, "en").endswith("; steps 4 to 9, continues as layer_fallen since step 9")
     assert texts.alarm_line(one, "zh").endswith("；第 4 到 9 步、自第 9 步起由整层坍缩接替")
-    assert texts.say(texts.brief(one)[1]) == "steps 4 to 9, continues as layer_fallen since step 9"
+    assert texts.say(texts.brief(one)[1]) == "steps 4 to 9, continues as layer collapsed since step 9"
     (document,) = replace(found, alarms=(one,)).to_dict()["alarms"]
     assert (document["continues_as"], document["continues_since"]) == ("layer_fallen", 9)
 

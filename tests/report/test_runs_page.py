@@ -20,6 +20,7 @@ from attemper import InputError
 from attemper.readings.sample import Sample
 from attemper.report.headline import LEVELS, Verdict
 from attemper.report.page import LARGEST_BYTES
+from attemper.report.run_page import run_page
 from attemper.report.runs import MOST_RUNS, runs_page, sentence_of, warnings_said
 from attemper.report.texts import message, say
 from attemper.results.run import Run, open_run
@@ -118,6 +119,22 @@ def test_every_level_of_a_verdict_has_its_part_of_the_sentence(levels: tuple[str
     assert say(given["said"]).lower() == said.lower()
     assert given["level"] == min(levels, key=LEVELS.index)
     assert say(given["said"], "zh")
+
+
+def test_a_run_that_never_had_a_warning_has_none_and_not_none_now():
+    found = [{"letter": "A", "name": "a", "warnings": 2}, {"letter": "B", "name": "b", "warnings": 0}]
+    given = sentence_of([Verdict("notice", message("as_is", said="x"))] * 2, found)
+    assert say(given["said"]) == "A (a) has no warning now and B (b) has no warning."
+    assert say(given["said"], "zh") == "A（a）目前没有警告，B（b）没有警告。"
+    assert sentence_of([Verdict("notice", message("as_is", said="x"))], found[1:])["level"] == "notice"
+
+
+def test_the_table_counts_the_warnings_that_the_page_of_each_run_counts(three: list[Run], page_of_three: str):
+    for one, facts in zip(three, data_of(page_of_three)[0]["runs"], strict=True):
+        counts = re.findall(r"(\d+) earlier warnings? ha", shown_text(run_page(one))) or ["0"]
+        assert facts["ended"] == int(counts[0])
+        stand = sum(alarm.severity == "warning" for alarm in one.alarms() if alarm.ended is None)
+        assert facts["warnings"] - facts["ended"] == stand
 
 
 def test_warnings_that_have_ended_are_counted_apart():

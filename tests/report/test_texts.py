@@ -93,6 +93,18 @@ def test_every_alarm_is_said_in_every_language() -> None:
         assert re.search("[\u4e00-\u9fff]", say(advice(alarm), "zh"))
 
 
+def test_what_an_earlier_version_said_is_still_read_in_every_language() -> None:
+    (spike, layer) = (next(one for one in ALARMS if one.name == name) for name in ("loss_spike", "layer_fallen"))
+    alarm = spike.alarm("loss", None, 5.0, 3.0, None, FIGURES, step=9, since=9)
+    earlier = replace(alarm, advice=alarm.advice.replace(" may have changed", " changed"))
+    assert earlier.advice != alarm.advice
+    assert advice(earlier) == advice(alarm)
+    alarm = layer.alarm("layers.0.attn", None, 0.03, 0.1, None, FIGURES, step=9, since=9)
+    earlier = replace(alarm, message=alarm.message.replace("all its heads", "all 2 heads"))
+    assert said(earlier) == said(alarm)
+    assert "所有头" in say(said(earlier), "zh")
+
+
 def test_a_large_figure_of_an_alarm_is_the_number_that_the_page_has_elsewhere() -> None:
     (kind,) = (one for one in ALARMS if one.name == "logits")
     alarm = kind.alarm("a", 3, 1633.42, 100.0, (65.1, 170), FIGURES, step=235, since=180)

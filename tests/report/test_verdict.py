@@ -10,7 +10,7 @@ import pytest
 from attemper.readings.alarms import ALARMS
 from attemper.readings.reading import Skipped
 from attemper.report.document import towers
-from attemper.report.headline import LONGEST, verdict
+from attemper.report.headline import LONGEST, distinct_warnings, verdict
 from attemper.report.key_figures import first_warning, groups
 from attemper.report.texts import LANGUAGES, say
 from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
@@ -134,13 +134,19 @@ def test_heads_of_a_card_stand_in_the_order_in_which_their_alarms_began() -> Non
     assert verdict(given).sentence.startswith("4 heads have logits above 100 (the first at step 20), the largest 900.")
 
 
+def test_an_alarm_that_goes_on_as_another_is_counted_once() -> None:
+    raised = [alarm("falling", "warning", "a", 1, 0.3), alarm("layer_fallen", "warning", "a", None, 0.01)]
+    first = replace(raised[0], ended=20, continues_as="layer_fallen", continues_since=20)
+    assert distinct_warnings([first, raised[1], alarm("diffuse", "notice", "a", 0, 0.99)]) == [raised[1]]
+
+
 def test_the_largest_value_of_a_run_has_a_step_of_its_own() -> None:
-    """It is of the last step, and not of the one at which the warnings began."""
-    later = {"step": 50, "since": 20, "latest": 419.4, "latest_step": 299}
+    """It is the largest since the warnings began, as on their cards, and not the one of the last step."""
+    later = {"step": 50, "since": 20, "worst": 419.4, "worst_step": 210, "latest": 402.0, "latest_step": 299}
     raised = replace(alarm("logits", "warning", "a", 1, 120.0), **later)
     found = verdict(reading(site("a"), alarms=(raised,))).said
-    assert say(found) == "1 head has logits above 100 (since step 20), the largest 419.4 at step 299."
-    assert say(found, "zh") == "1 个头的 logit 过大，超过 100（自第 20 步起），最大 419.4（第 299 步）。"
+    assert say(found) == "1 head has logits above 100 (since step 20), the largest 419.4 at step 210."
+    assert say(found, "zh") == "1 个头的 logit 过大，超过 100（自第 20 步起），最大 419.4（第 210 步）。"
 
 
 @pytest.mark.parametrize(("kind", "order"), [("logits", [1, 0]), ("collapsed", [0, 1])])

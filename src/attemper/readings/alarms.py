@@ -210,7 +210,7 @@ NO_THRESHOLD = (
 )
 """In place of that line. Scores in [-5, 5] give one of 1,024 keys 0.956 of the weight at most."""
 _THRESHOLD = re.compile(r"(?<=QKClip\(model, threshold=)[\d.]+")
-_CHANGED = "attemper has no line that helps: {what} changed at step {{step}}."
+_CHANGED = "attemper has no line that helps: {what} may have changed at step {{step}}."
 _SHARP = (
     "If the loss suffers, lower the learning rate. You can also keep its entropy up: with a temperature above 1, an "
     "entropy penalty, or a clip of the query and key weights."
@@ -305,7 +305,7 @@ ALARMS = (
         least_rows=8,
         whole=True,
         severity="warning",
-        message="normalised entropy of all {total:.0f} heads has fallen, in the mean from {before:.2g} to {value:.2g}",
+        message="normalised entropy of all its heads has fallen, in the mean from {before:.2g} to {value:.2g}",
         clause=("layer has collapsed", "layers have collapsed"),
         title="layer collapsed",
         advice="All heads of this layer are far sharper than at first: attention collapses. If the loss rises, lower "

@@ -125,7 +125,7 @@ def _clause(name: str, alarms: list[Alarm], is_bound: bool) -> Message:
     if kind.worst:
         bound = alarms[0].limit
         limit = message("verdict.beyond") if bound is None else message(f"verdict.{kind.side}", limit=float(bound))
-        known = [(one, alarm.latest_step) for alarm in alarms if (one := value_at(alarm, "latest")) is not None]
+        known = [(one, alarm.worst_step) for alarm in alarms if (one := value_at(alarm, "worst")) is not None]
         value, step = max(known, key=lambda one: one[0], default=(None, None))
         worst = "" if value is None else message(f"alarm.{name}.worst", value=_worst(value, is_bound))
         worst = worst if step is None else message("verdict.worst_at", worst=worst, step=step)
@@ -167,10 +167,14 @@ def _gaps(reading: Reading, heads: list[HeadReading]) -> list[Message]:
     return [*found, message("verdict.skipped", n=len(reading.skipped))] if reading.skipped else found
 
 
+def distinct_warnings(alarms: Sequence[Alarm]) -> list[Alarm]:
+    """Warnings and worse, but for those that another took the place of: they go on as that one."""
+    return [alarm for alarm in alarms if alarm.continues_as is None and is_heard(alarm)]
+
+
 def _past(alarms: Sequence[Alarm]) -> Iterator[Message]:
     """Warnings and worse that came and went."""
-    over = (alarm for alarm in alarms if alarm.continues_as is None and is_heard(alarm))
-    ended = {alarm: alarm.ended for alarm in over if alarm.ended is not None}
+    ended = {alarm: alarm.ended for alarm in distinct_warnings(alarms) if alarm.ended is not None}
     if ended:
         kinds = [alarm_title(kind) for kind in dict.fromkeys(alarm.kind for alarm in ended)]
         yield message("verdict.past", n=len(ended), step=max(ended.values()), kinds=Names(kinds[:3]))

@@ -27,7 +27,7 @@ from attemper.readings.reading import Alarm, number
 from attemper.readings.sample import SiteKey
 from attemper.readings.stacks import over_heads
 from attemper.report.document import quantity
-from attemper.report.headline import LEVELS, Verdict, verdict
+from attemper.report.headline import LEVELS, Verdict, distinct_warnings, verdict
 from attemper.report.history import BRIEF, MOST_COLUMNS, Course, loss_course
 from attemper.report.page import ECHARTS, ECHARTS_VERSION, LARGEST_BYTES, asset, policy, script_of, templates
 from attemper.report.run_page import last_reading, with_alarms
@@ -44,6 +44,8 @@ MOST_ALARMS = 100
 _SCRIPTS = ("document", "texts", "colours", "charts", "runs", "theme")
 _EXTENTS = tuple((many, heads) for heads in (True, False) for many in (MOST_COLUMNS, 150, 75)) + ((30, False),)
 """Columns of a course, and whether single heads are there: a page takes the first that it has room for."""
+_CALM = "calm"
+"""The level notice of a run that never had a warning."""
 _FEW = 100
 """Moments by which steps become tokens."""
 
@@ -170,7 +172,7 @@ def _notes(runs: Sequence[StoredRun], keys: Sequence[SiteKey]) -> list[Message]:
 def _facts(run: StoredRun, letter: str, names: Sequence[str]) -> dict[str, Any]:
     """What the scripts need of a run beside its courses."""
     alarms = [alarm for alarm in run.judge.alarms if level_of(alarm.severity) != "notice"]
-    moments = max(run.ranks.moments, key=len)
+    warnings, moments = distinct_warnings(alarms), max(run.ranks.moments, key=len)
     gaps = np.diff(moments["step"], append=moments["step"][-1])
     tokens = np.concatenate([[0], np.cumsum(moments["tokens"] * gaps)[:-1]])
     few = np.unique(np.linspace(0, len(moments) - 1, _FEW).round().astype(int))
@@ -180,8 +182,8 @@ def _facts(run: StoredRun, letter: str, names: Sequence[str]) -> dict[str, Any]:
         "loss": loss_course(run),
         "tokens": [moments["step"][few].tolist(), tokens[few].tolist()],
         "lacking": [name for name in names if name not in run.statistics],
-        "warnings": len(alarms),
-        "ended": sum(one.ended is not None for one in alarms),
+        "warnings": len(warnings),
+        "ended": sum(one.ended is not None for one in warnings),
         "alarms": list(dict.fromkeys((one.since, level_of(one.severity)) for one in alarms))[:MOST_ALARMS],
         "began": [encode(one) for one in _began(alarms)],
     }
@@ -260,14 +262,21 @@ def _past_alarms(run: StoredRun) -> list[Alarm]:
 
 def sentence_of(verdicts: Sequence[Verdict], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Which runs are ill, measured nothing, or have nothing wrong, the worst first; and the sentence of each."""
-    parts, levels = [], [level for level in LEVELS if any(one.level == level for one in verdicts)]
+    # A run that never had a warning has none "now" no more than before.
+    calm = [one.level == "notice" and not facts.get("warnings") for one, facts in zip(verdicts, found, strict=True)]
+    states = [_CALM if is_calm else one.level for one, is_calm in zip(verdicts, calm, strict=True)]
+    parts, levels = [], [level for level in (*LEVELS[:-1], _CALM, LEVELS[-1]) if level in states]
     for level in levels:
-        own = [facts for one, facts in zip(verdicts, found, strict=True) if one.level == level]
+        own = [facts for one, facts in zip(states, found, strict=True) if one == level]
         names = [message("runs.named", run=facts["letter"], name=cut(facts["name"], 24)) for facts in own]
         runs = message("runs.several", first=Names(names[:-1]), last=names[-1]) if len(names) > 1 else names[0]
         parts.append(message(f"runs.verdict.{level}", n=len(own), runs=runs))
     each = [message("runs.of", run=facts["letter"], model=one.said) for one, facts in zip(verdicts, found, strict=True)]
-    return {"level": levels[0], "said": message("verdict.ill", found=Clauses(parts)), "each": each}
+    return {
+        "level": "notice" if levels[0] == _CALM else levels[0],
+        "said": message("verdict.ill", found=Clauses(parts)),
+        "each": each,
+    }
 
 
 def warnings_said(many: int, ended: int, step: int) -> Message:

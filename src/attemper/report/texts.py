@@ -255,6 +255,11 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 LONGEST_MESSAGE = 600
+_EARLIER = (
+    (r"(?<! may have) changed at step", " may have changed at step"),
+    (r"of all \d+ heads has", "of all its heads has"),
+)
+"""How readings of 0.2 and before say it, as patterns, and how it is said now."""
 
 
 def alarm_title(kind: str) -> Message | str:
@@ -277,7 +282,13 @@ def advice(alarm: Alarm) -> Message | str:
     """What to do. An alarm that says something else than its kind keeps its own words."""
     of_kind = (f"alarm.{alarm.kind}.{part}" for part in ("advice", "line", "alone", "alone_line"))
     keys = [key for key in ("role.advice", *of_kind, "alarm.no_threshold") if key in texts("en")]
-    return recognise(alarm.advice, keys) or clean(alarm.advice)
+    return recognise(_as_now(alarm.advice), keys) or clean(alarm.advice)
+
+
+def _as_now(text: str) -> str:
+    for earlier, now in _EARLIER:
+        text = re.sub(earlier, now, text)
+    return text
 
 
 def said(alarm: Alarm) -> Message | str:
@@ -286,7 +297,7 @@ def said(alarm: Alarm) -> Message | str:
     text = cut(clean(alarm.message.removeprefix(f"{alarm.site}{head}: ")), LONGEST_MESSAGE)
     if alarm.kind not in KINDS:
         return text
-    found = recognise(text, ["alarm.pace", "role.by_job", f"alarm.{alarm.kind}.message"])
+    found = recognise(_as_now(text), ["alarm.pace", "role.by_job", f"alarm.{alarm.kind}.message"])
     if found is not None and found.key == "role.by_job":
         role = recognise(str(found.values["role"]), [f"role.{one.key}.title" for one in ROLES])
         found = Message(found.key, {**found.values, "role": role or found.values["role"]})
@@ -345,7 +356,7 @@ def alarm_line(alarm: Alarm, language: str) -> str:
 
 def _with_unit(kind: str, values: dict[str, Any]) -> dict[str, Any]:
     if "kind" in values:
-        return values | {"kind": alarm_name(values["kind"])}
+        return values | {"kind": alarm_title(values["kind"])}
     if "value" not in values or kind not in KINDS or not KINDS[kind].unit_of_value:
         return values
     unit = message(f"alarm.{kind}.unit")
