@@ -16,7 +16,7 @@ from attemper.readings.alarms import KINDS, SEVERITIES
 from attemper.readings.reading import FEWEST_KEYS, Alarm
 from attemper.readings.run_judge import RunJudge
 from attemper.readings.sample import Samples, SiteLabel
-from attemper.readings.surplus import Surplus
+from attemper.readings.visible_keys import Surplus
 from research.early_warning.default_alarms import COUNTS, JUDGED
 from research.early_warning.grid import Trial
 from research.early_warning.masks import visible_keys

@@ -90,7 +90,7 @@ RESEARCH_INTERNALS = {
     "attemper.readings.reading",  # the fewest keys of a row that counts
     "attemper.readings.run_judge",  # the same of a whole run
     "attemper.readings.sample",  # what the judge is given
-    "attemper.readings.surplus",  # what it is told of masks
+    "attemper.readings.visible_keys",  # what it is told of masks
 }
 """What ``research/`` may import of the package, beside public names and ``attemper.lab``."""
 

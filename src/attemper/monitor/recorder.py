@@ -28,7 +28,7 @@ from attemper.readings.labels import JOINED
 from attemper.readings.loss_judge import LossJudge
 from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteKey
-from attemper.readings.surplus import Surplus
+from attemper.readings.visible_keys import Surplus
 from attemper.sites.names import class_name, unwrap
 from attemper.store.chunk import as_kept
 from attemper.store.scalars import as_float32

@@ -29,8 +29,8 @@ from attemper.readings.judge import (
     figure_of,
 )
 from attemper.readings.laws import LAWS, Array
+from attemper.readings.many_samples import Stretch
 from attemper.readings.sample import Samples, SiteLabel
-from attemper.readings.stretch import Stretch
 
 FEWEST, MOST = 16, 4096
 """Samples that are judged together: at first, as baselines change in the first samples, and at most."""

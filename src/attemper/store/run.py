@@ -20,10 +20,10 @@ from attemper.readings.reading import Alarm, Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel, quantity
 from attemper.store import export
 from attemper.store.checksum import UNCHECKED
-from attemper.store.moment import reading
 from attemper.store.ranks import Ranks
 from attemper.store.series import Lost, Segment
 from attemper.store.store import SHADOWED, UNNUMBERED
+from attemper.store.stored_sample import reading
 from attemper.store.verdict import Verdict, why_unmeasured
 from attemper.text import clean, clean_name, count, first_of
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from attemper.backends import blocked
 from attemper.backends.contract import Gradients, Problem, Upstream
-from attemper.backends.native.again import Again, empty_results
 from attemper.backends.native.arguments import address, broadcast_strides, describe, view
 from attemper.backends.native.library import file_name, run, why_unusable
+from attemper.backends.native.repeated_call import Again, empty_results
 from attemper.backends.native.rows import statistics, sums
 
 __all__ = ["Again", "backward", "file_name", "forward", "statistics", "sums", "why_unusable"]
