@@ -119,7 +119,7 @@ def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Calls go to the library of one instruction set, also those that were made before on another."""
     loaded: ctypes.CDLL = LIBRARIES[request.param]
     monkeypatch.setattr(known_requests, "KNOWN", known_requests.KnownRequests())
-    for user in (library, again):
+    for user in (library, repeated_call):
         monkeypatch.setattr(user, "library", lambda: loaded)
 
 

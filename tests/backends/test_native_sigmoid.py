@@ -31,7 +31,7 @@ DECODED = 8
 @pytest.fixture(params=LIBRARIES, autouse=True)
 def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: ctypes.CDLL = LIBRARIES[request.param]
-    for user in (library, again, native_rows):
+    for user in (library, repeated_call, native_rows):
         monkeypatch.setattr(user, "library", lambda: loaded)
 
 
