@@ -16,7 +16,7 @@ from torch import Tensor
 import attemper
 from attemper.backends import native
 from attemper.backends.contract import Problem
-from attemper.backends.native import library
+from attemper.backends.native import library, repeated_call
 from attemper.backends.native.arguments import Arguments
 from attemper.backends.table import BACKENDS
 from attemper.call import known_requests

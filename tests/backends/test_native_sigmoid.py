@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attemper.backends import native
 from attemper.backends.contract import Problem
-from attemper.backends.native import library
+from attemper.backends.native import library, repeated_call
 from attemper.backends.native import rows as native_rows
 from attemper.statistics import Column
 from tests.backends.test_native import LIBRARIES
