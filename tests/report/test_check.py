@@ -10,6 +10,7 @@ import pytest
 from attemper.report.check import check_page
 from attemper.report.texts import texts
 from attemper.results.check import Check, Rule
+from attemper.rules import documents
 from attemper.rules.check import RULES as RULES_OF_CHECK
 from attemper.rules.documents import RULE as DOCUMENTS
 from attemper.rules.padding import POSITIONS
@@ -69,9 +70,11 @@ def test_a_broken_rule_is_called_by_its_fault_and_what_to_do_comes_first():
 
 def test_every_rule_has_its_fault_and_its_advice_in_every_language():
     advice = {rule.name: rule.advice for rule in RULES_OF_CHECK} | {"positions": POSITIONS}
+    parts = {"rest": documents.REST, "mask": documents.MASK, "state": documents.STATE}
+    advice |= {f"documents_{name}": text for name, text in parts.items()}
     for name, text in advice.items():
         assert texts("en")[f"checked.advice.{name}"] == text
-        if name != "positions":
+        if name in {rule.name for rule in RULES_OF_CHECK}:
             assert texts("en")[f"checked.broken.{name}"] != texts("en")[f"checked.rule.{name}"]
 
 

@@ -59,14 +59,21 @@ def _cells(rule: Mapping[str, Any]) -> dict[str, Any]:
 def words(rule: Mapping[str, Any]) -> dict[str, Message | str]:
     """What a rule of a check declares and observed, what was found, and what to do about it."""
     text = clean(rule["message"] or "–")
-    advice = next((key for key in keys_of("checked.advice") if text.endswith(f". {texts('en')[key]}")), None)
-    finding = _as_message(text if advice is None else text.removesuffix(f". {texts('en')[advice]}"), "said")
+    advice: list[Message] = []
+    while key := next((key for key in keys_of("checked.advice") if text.endswith(f". {texts('en')[key]}")), None):
+        text = text.removesuffix(f" {texts('en')[key]}")
+        advice.insert(0, message(key))
+    finding = _as_message(text.removesuffix(".") if advice else text, "said")
     is_open = rule["verdict"] in ("cannot tell", "not declared")
     return {
         "declared": _as_message(rule["declared"] or "–", "declared"),
         "observed": finding if is_open else _as_message(rule["observed"], "said"),
         "finding": finding,
-        "advice": "" if advice is None else message(advice),
+        "advice": message("checked.both", first=advice[0], then=advice[1])
+        if advice[1:]
+        else advice[0]
+        if advice
+        else "",
     }
 
 
