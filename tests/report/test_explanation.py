@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import attemper
 from attemper.fingerprints.advice import ADVICE
 from attemper.fingerprints.explain import ORDER
-from attemper.fingerprints.explanation import HARMLESS, TRANSFORMS, UNKNOWN
+from attemper.fingerprints.explanation import HARMLESS, TRANSFORMS, UNKNOWN, Remark
+from attemper.fingerprints.finding import Finding
 from attemper.fingerprints.levels import STAGES
 from attemper.report import explanation
 from attemper.report.explanation import explanation_page
@@ -43,8 +47,8 @@ def test_the_first_stage_of_the_first_site_is_framed(pair: Pair):
     html = page(pair)
     (framed,) = re.findall(r'<td class="beyond first">.*?</td>', html)
     assert re.search(r"rows: \d+ of 32", framed)
-    rows = re.findall(r"<tr><td>(\d+)</td>.*?</tr>", html, re.DOTALL)
-    assert rows == ["1", "2", "3", "4"]
+    rows = re.findall(r'<tr><td title="(.*?)">', html)
+    assert rows == [f"layers.{number}.self_attn" for number in range(4)]
     assert "a window of 24 keys in run a, a window of 23 keys in run b" in html
     assert '<data value="23.0" title="23.0">23</data>' in html
 
@@ -151,9 +155,12 @@ SAID = (
     (
         "queries differ by 1 of their size (correlation 0.02, 1 times as long in run b); keys differ by 1 of "
         "their size (correlation 0.02, 1 times as long in run b), by no rule that is known; q_proj.weight [8, 8], "
-        "blocks 1, 3 of 4, differs by 1 of its size (correlation 0.02, all 0 in run b)"
+        "blocks 1, 3 (of 4), differs by 1 of its size (correlation 0.02, all 0 in run b)"
     ),
     "q_proj.weight [8, 8], k_proj.weight [8, 8] of run b equal those of layers.2.self_attn in the other run",
+    "q_proj.weight [8, 8], block 0 (of 4), differs by 0.67 of its size (correlation 1.00, 3 times as large in run b)",
+    "tried and rejected: it leaves 2% of the squared difference, and more than 2 times what rounding explains",
+    "tried and rejected: it leaves 28% of the squared difference, more than 25%",
     "queries and keys differ, and so does what makes scores of them: final scores agree to 1e-06 of their size",
     "this stage differs by 0.8 of what rounding may explain: too little to name a cause",
 )
@@ -163,7 +170,9 @@ def test_what_was_found_is_said_in_both_languages():
     for text in SAID:
         assert say(explanation._said(text)) == text
         english = re.sub(
-            r"\w+_proj.weight|layers.2.self_attn|query|key|softcap|YaRN|in run", "", say(explanation._said(text), "zh")
+            r"\w+_proj.weight|layers.2.self_attn|query|key|padding|softcap|YaRN|in run",
+            "",
+            say(explanation._said(text), "zh"),
         )
         assert not re.search("[A-Za-z]{3}", english), english
 
@@ -203,5 +212,119 @@ def test_one_site_is_in_the_singular():
             "from site 2 of 4 on, heads 1 of 4",
         )
     ]
-    assert said[:3] == ["1 of 1 site", "2 of 4 sites", "1 of 1 site, heads 0, 3 of 0 to 3"]
-    assert said[3] == "from site 2 of 4 on, head 1 of 0 to 3", "not one head of four"
+    assert said[:3] == ["1 of 1 site", "2 of 4 sites", "1 of 1 site, heads 0, 3 (of 4)"]
+    assert said[3] == "head 1 (of 4) of this site, then all later sites: 3 of 4", "not one head of four"
+
+
+def of_fault(edit: Callable[[nn.Module], object]) -> attemper.types.Explanation:
+    """A clean run of Llama, and one whose third layer's attention was edited."""
+    model = tiny("llama").model
+    right = attemper.fingerprint(model, [tokens()])
+    with torch.no_grad():
+        edit(model.get_submodule("layers.2.self_attn"))
+    return attemper.explain(right, attemper.fingerprint(model, [tokens()]))
+
+
+def test_the_one_weight_that_differs_is_named_everywhere():
+    """A page that sends its reader to every projection where its own evidence names one contradicts itself."""
+    found = of_fault(lambda attention: attention.q_proj.weight.add_(0.3 * attention.q_proj.weight.flip(0)))
+    assert found.kind == "weights"
+    assert "The rule that changed q_proj.weight of layers.2.self_attn is not known" in found.advice
+    html = explanation_page(found)
+    assert "q_proj.weight of layers.2.self_attn differs, by no known rule" in html
+    assert "The cause is not known" not in shown_text(html)
+    assert re.search('What differs there</span><span class="value"><span[^>]*>q_proj.weight</span>', html)
+
+
+def test_a_weight_that_looks_new_is_named_and_no_share_is_left():
+    found = of_fault(lambda attention: nn.init.normal_(attention.k_proj.weight, std=0.02))
+    assert found.kind == "not_loaded"
+    html = explanation_page(found)
+    assert "k_proj.weight of layers.2.self_attn looks newly initialised in run b" in html
+    assert "Left unexplained" not in shown_text(html)
+    assert "Correct the name or the mapping" in found.advice
+
+
+WEIGHT = {"name": "query.weight [768, 768]", "numbers": "0", "all": "12", "size": "0.67", "like": "1.00", "factor": "3"}
+
+
+def test_a_factor_is_said_only_where_it_is_all_that_is_known():
+    found = replace(of_fault(lambda attention: None), extent="from site 3 of 6 on, heads 0 of 12")
+    said = explanation._of_weight(WEIGHT, "layer.2", found)
+    assert say(said) == "query.weight of layer.2 is 3 times as large in run b"
+    for other in ({"like": "0.98"}, {"size": "0.9"}, {"numbers": "1"}):
+        said = explanation._of_weight(WEIGHT | other, "layer.2", found)
+        assert say(said) == "query.weight of layer.2 differs, by no known rule"
+
+
+def test_only_the_first_that_counts_is_red():
+    """What follows from it, or what other weights take back, is no second fault."""
+    html = explanation_page(of_fault(lambda attention: attention.k_proj.weight.mul_(-1)))
+    assert re.findall(r'<td class="beyond[^"]*"', html) == ['<td class="beyond first"']
+    assert '<td class="after"' in html
+    scale = torch.linspace(0.5, 2, 96)
+
+    def smooth(attention: nn.Module) -> None:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            attention.get_submodule(name).weight.mul_(scale)
+
+    model = tiny("llama").model
+    right = attemper.fingerprint(model, [tokens()])
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.input_layernorm.weight.div_(scale)
+            smooth(layer.self_attn)
+    found = attemper.explain(right, attemper.fingerprint(model, [tokens()]))
+    assert found.kind == "equivalent"
+    html = explanation_page(found)
+    assert not re.findall(r'<td class="beyond', html)
+    assert "Those above 1 are no fault" in html
+
+
+def test_causes_that_were_rejected_are_listed_best_first_with_the_bound():
+    left = Finding("scale", "q and k", 0.02, reproduced=False).left
+    assert (
+        left
+        == "tried and rejected: it leaves 2% of the squared difference, and more than 2 times what rounding explains"
+    )
+    assert Finding("scale", "q and k", 0.28).left.endswith("more than 25%")
+    assert Finding("scale", "q and k", 0.02).left == "it leaves 2% of the squared difference"
+    remark = Remark("scale", "layer.2", "q and k", None, left)
+    assert say(explanation._remark(remark)).startswith("layer.2: scores differ by a factor: tried and rejected")
+    found = of_fault(partial(_longer, head=0))
+    shares = [float(one.message.split("leaves ")[1].split("%")[0]) for one in found.also if "leaves" in one.message]
+    assert shares == sorted(shares)
+
+
+def _longer(attention: nn.Module, head: int) -> None:
+    """A head's queries, and noise on them that no factor explains."""
+    rows = attention.get_submodule("q_proj").weight[32 * head : 32 * (head + 1)]
+    rows.mul_(3).add_(0.1 * rows.flip(1))
+
+
+def test_a_factor_of_some_heads_does_not_send_its_reader_to_what_is_the_same_for_all():
+    def longer(attention: nn.Module) -> None:
+        attention.get_submodule("q_proj").weight[32:64].mul_(1.3)
+
+    found = of_fault(longer)
+    assert (found.kind, found.extent) == ("scale", "from site 3 of 4 on, heads 1 of 4")
+    assert "YaRN and the scale of the call are the same for all heads" in found.advice
+    assert "q_proj.weight [128, 96], block 1 (of 4), differs" in found.message
+    model = tiny("llama")
+    right = attemper.fingerprint(model.model, [tokens()])
+    with next(one for one in FAULTS if one.variant == "one head").patch(model, [1], 1.3):
+        found = attemper.explain(right, attemper.fingerprint(model.model, [tokens()]))
+    assert found.message.endswith("the weights around it are the same.")
+    assert "Weights of the projections agree" in found.advice
+
+
+def test_names_stay_in_view_on_a_phone_and_break_at_dots(pair: Pair, open_page: Open):
+    html = page(pair)
+    assert "layers.<wbr>1.<wbr>self_<wbr>attn</bdi>" in html
+    opened = open_page(html, width=390)
+    box = "document.querySelector('#sites').parentElement"
+    opened.evaluate(f"{box}.scrollLeft = 250")
+    left = opened.evaluate(
+        f"document.querySelector('#sites td').getBoundingClientRect().left - {box}.getBoundingClientRect().left"
+    )
+    assert abs(left) <= 2

@@ -24,6 +24,10 @@ ADVICE = {
     "otherwise.",
     "scale q and k": "Check what multiplies queries or keys before the call: a norm on them, the scale of quantised "
     "weights, or the magnitude of a rotary embedding (YaRN).",
+    "scale q and k heads": "Check what each head has of its own: its rows of the query and key projections, the scale "
+    "of their quantised blocks, a gain for each head. YaRN and the scale of the call are the same for all heads.",
+    "scale q and k after": "Check what multiplies queries or keys of these heads behind the projections: a gain, or a "
+    "norm, of each head. Weights of the projections agree; YaRN and the scale of the call are the same for all heads.",
     "softcap": "Check the cap of scores in the model's config, and that both engines apply it.",
     "logn": "Check log-n scaling and its length in the model's config, and that both engines apply it.",
     "key_shift": "Check what each engine adds to scores by key: a mask of numbers, or a bias.",
@@ -40,8 +44,8 @@ ADVICE = {
     "pairs halves or neighbours. A converter may have reordered the projections for the other pairing.",
     "swapped": "Check by which names, or from which part of a fused weight, each engine loads the projections of this "
     "site.",
-    "not_loaded": "Look in the loader's log for missing and unexpected keys of this site's projections, and load them "
-    "again.",
+    "not_loaded": "Look for this site's projections, the named one first, in the loader's report: is a name missing, "
+    "unexpected or mapped to another? Correct the name or the mapping, then load again.",
     "transposed": "Check how each engine stores the named weight: inputs x outputs, or outputs x inputs.",
     "order_of_layers": "Check how each loader numbers layers: the named weights are in the place of another layer's.",
     "head_order": "Check how each engine splits and joins heads: a fused projection, tensor parallel shards, or a "
@@ -51,6 +55,10 @@ ADVICE = {
     "key_rounding": "Check whether one run keeps its keys in a quantised cache. Turn that off to see the rest.",
     "bias": "Check the bias of the query and key projections: whether both engines load it and add it.",
     "weights": "The cause is not known. Look next at the query and key projections of this site, and at norms on them.",
+    "weights named": "The rule that changed {name} of {place} is not known. Look next at that weight in both "
+    "checkpoints, and at what each loader does to it.",
+    "weights named head": "The rule that changed {name} of {place} is not known; head {head} shows it. Look next at "
+    "that weight in both checkpoints, and at what each loader does to it.",
     "weights attention output": "The cause is not known. Look next at the output projection of this site.",
     "values": "The cause is not known. Look next at the value projection of this site.",
     "scores": "The cause is not known. Look next at what each engine adds to scores, or multiplies them by, at this "
@@ -64,7 +72,9 @@ ADVICE = {
     "not finite in both": "Find what makes these numbers NaN or infinite in both runs. Nothing behind them can be "
     "compared until then.",
 }
-"""Kind, or kind and stage -> what to do. The two last are of findings that say so themselves."""
+"""Kind, or kind and stage -> what to do. The two last are of findings that say so themselves, as are those of a weight
+that is named, and of heads.
+"""
 AGAIN = "{then} Then compare again: later sites differ because of this one, and may have faults that it hides."
 """Around it, where a fault moves what all later sites read."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.fingerprints import equivalence, finite, floor
-from attemper.fingerprints.advice import advice
+from attemper.fingerprints.advice import ADVICE, advice
 from attemper.fingerprints.align import align, other_padding, outputs_of
 from attemper.fingerprints.causes import masking, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import FirstDifference, Remark, Runs
@@ -240,7 +240,9 @@ class _Walk:
             same = found.stage == "q and k" and {*pair.a.weights} & {*pair.b.weights}
             return replace(found, message=f"{found.message}; the weights around it are the same") if same else found
         if kind is None:
-            return replace(found, message=f"{found.message}; {words}")
+            return replace(
+                found, message=f"{found.message}; {words}", advice=found.advice or weights.advice_on_one(pair, found)
+            )
         return replace(found, kind=kind, residual=0.0, message=words)
 
     def _behind(self) -> Finding | None:
@@ -297,6 +299,12 @@ class _Walk:
                 pair, "q and k", equivalence.of_vectors(pair), "queries and keys differ, and their products do not"
             )
             return None
+        if best is not None and best.kind == "scale":
+            named = self._by_weights(pair, best)
+            best = named if named.kind == best.kind else best
+            same = {*pair.a.weights} & {*pair.b.weights} and not weights.differing(pair)
+            which = "after" if same else "heads"
+            return best if best.heads is None else replace(best, advice=ADVICE[f"scale q and k {which}"])
         if best is not None:
             return best
         marked = np.maximum(times[0], times[2]) > 1
@@ -404,9 +412,11 @@ def best_of(pair: SitePair) -> tuple[Finding | None, list[Finding]]:
     named = [replace(one, residual=max(one.residual - noise, 0.0) / (1 - noise)) for one in named]
     best = named[0] if named and named[0].reproduced and named[0].residual <= ACCEPTED else None
     rivals = [one for one in named if one.residual <= SECOND and (best is None or one.reproduced)]
-    kinds = {one.kind: one for one in reversed(rivals) if best is None or one.kind != best.kind}
-    words = "it leaves {:.0%} of the squared difference"
-    return best, [replace(one, value=None, message=words.format(one.residual)) for one in kinds.values()]
+    kinds: dict[str, Finding] = {}
+    for one in rivals:
+        if best is None or one.kind != best.kind:
+            kinds.setdefault(one.kind, one)
+    return best, [replace(one, value=None, message=one.left) for one in kinds.values()]
 
 
 def _noise(pair: SitePair) -> float:

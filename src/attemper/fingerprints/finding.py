@@ -37,6 +37,14 @@ class Finding:
     advice: str = ""
     """What to do, if it is not what its kind says."""
 
+    @property
+    def left(self) -> str:
+        """What it leaves as a cause that is not the first, and why it was rejected if it was."""
+        words = f"it leaves {self.residual:.0%} of the squared difference"
+        if not self.reproduced:
+            return f"tried and rejected: {words}, and more than {REPRODUCED:g} times what rounding explains"
+        return words if self.residual <= ACCEPTED else f"tried and rejected: {words}, more than {ACCEPTED:.0%}"
+
 
 def in_words(heads: tuple[int, ...] | None) -> str:
     """ "head 3", "heads 1, 2", or nothing for all."""

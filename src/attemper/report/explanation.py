@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 from markupsafe import Markup
 
@@ -13,7 +16,7 @@ from attemper.fingerprints.explanation import HARMLESS, UNKNOWN, FirstDifference
 from attemper.fingerprints.finding import short
 from attemper.fingerprints.levels import STAGES, SiteLevels
 from attemper.report.page import asset, policy, script_of, templates
-from attemper.report.texts import Message, message, message_of, page_texts, reason
+from attemper.report.texts import Message, Names, message, message_of, page_texts, reason
 from attemper.text import clean, cut, number, script_json
 
 _SCRIPTS = ("document", "texts", "colours", "theme", "explanation")
@@ -21,8 +24,10 @@ MOST_SITES = 1000
 """Sites that the page lists."""
 _FILLS = {"first": "words", "then": "words", "last": "end", "other_window": "window"}
 """Place of a text -> which texts fill it; others by their own name, where there are such texts."""
-_NO_CAUSE = (*HARMLESS, *UNKNOWN, "output")
-"""Kinds that name no cause, so that none leaves anything unexplained."""
+_NO_CAUSE = (*HARMLESS, *UNKNOWN, "output", "not_loaded", "transposed", "order_of_layers")
+"""Kinds that name no cause, or one that is seen in the weights: none leaves a share unexplained."""
+_SAME = 0.05
+"""A factor is the difference if it makes all but so little of its size."""
 _COLUMNS = (*STAGES[:3], "visible keys", *STAGES[3:])
 
 
@@ -33,7 +38,9 @@ class Cell:
     said: Message | str
     exact: str
     level: str
-    """ "beyond" what rounding explains, "edge" of it, "within" it, or empty where it was not seen."""
+    """ "beyond" what rounding explains, "after" where that follows from another or is explained, "edge" of it,
+    "within" it, or empty where it was not seen.
+    """
     is_first: bool
     """Whether it is what the explanation is of."""
 
@@ -42,7 +49,6 @@ class Cell:
 class Row:
     """A site."""
 
-    number: int
     site: str
     cells: tuple[Cell, ...]
 
@@ -50,6 +56,8 @@ class Row:
 def explanation_page(found: FirstDifference) -> str:
     """The page of what :func:`attemper.explain` says of two runs. The same runs give the same page, to the byte."""
     sites, models = found.runs.sites, [clean(name) for name in found.runs.models]
+    words = _words(found)
+    weights, headline = _headline(found, words)
     style = asset("page.css") + asset("explanation.css")
     script = script_of(_SCRIPTS, "start();\n")
     return (
@@ -60,17 +68,19 @@ def explanation_page(found: FirstDifference) -> str:
             after=models[1],
             found=found,
             advice=_advice(found.advice),
-            words=_words(found),
+            words=words,
             site=None if found.site is None else clean(found.site),
             level="critical" if found.is_fault else "fine",
             value=None if found.value is None else short(found.value),
             left=None if found.kind in _NO_CAUSE else f"{found.residual:.0%}",
-            cause=_of_heads(found.extent, _cause(found.kind, found.value)),
+            cause=_of_heads(found.extent, headline),
+            named=weights is not None and ", heads " not in found.extent,
+            stage=_stage(found, words, weights),
             extent=_extent(found.extent),
             also=[(one.kind, _remark(one)) for one in found.also],
             sites=len(sites),
             stages=_COLUMNS,
-            rows=[_row(place, one, found) for place, one in enumerate(sites[:MOST_SITES], 1)],
+            rows=[_row(one, found) for one in sites[:MOST_SITES]],
             skipped=[(run, clean(name), reason(why)) for run, name, why in found.runs.skipped],
             policy=policy(style, (script,)),
             style=Markup(style),
@@ -102,6 +112,59 @@ def _said(text: str) -> Message | str:
     return message_of(text, "explained.words", _FILLS) or clean(text)
 
 
+def _inside(said: object) -> Iterator[Message]:
+    """A message and all that it is made of."""
+    if isinstance(said, Message):
+        yield said
+        for one in said.values.values():
+            yield from _inside(one)
+
+
+def _headline(found: FirstDifference, words: Message | str) -> tuple[Names | None, Message]:
+    """The weights that the evidence names, if these alone differ, and what differs in a few words."""
+    every = {one.key.removeprefix("explained.words."): one for one in _inside(words)}
+    weights = [one.values for one in _inside(words) if one.key.startswith("explained.words.weight")]
+    names, place = Names([one["name"].partition(" [")[0] for one in weights]), cut(clean(found.site or ""), 160)
+    if weights and "new" in every:
+        return names, message("explained.headline.new", name=names, place=place, run=every["new"].values["run"])
+    if found.kind in ("weights", "values") and len(weights) == 1 and "apart_both" not in every:
+        return names, _of_weight(weights[0], place, found)
+    if found.kind == "weights" and found.stage == "attention output":
+        return None, message("explained.headline.output")
+    parts = _parts(words)
+    if found.kind == "weights" and parts:
+        part = parts[0] if len(parts) == 1 else message("explained.part.both")
+        return None, message("explained.headline.part", part=part)
+    return None, _cause(found.kind, found.value)
+
+
+def _parts(words: Message | str) -> list[Message]:
+    """Queries, keys or both, as they differ by no rule that is known."""
+    return [one.values["part"] for one in _inside(words) if one.key.startswith("explained.words.apart")]
+
+
+def _of_weight(weight: Mapping[str, Any], place: str, found: FirstDifference) -> Message:
+    """How the one weight that differs does: by a factor if that makes the difference, and is of all that differs."""
+    given = {"name": weight["name"].partition(" [")[0], "place": place}
+    heads = found.extent.partition(", heads ")[2]
+    if "numbers" in weight and f"{weight['numbers']} of {weight['all']}" != heads:
+        return message("explained.headline.weight", **given)
+    if "run" in weight:
+        return message("explained.headline.zero", **given, run=weight["run"])
+    factor, size = float(weight["factor"]), float(weight["size"])
+    if abs(abs(factor - 1) / max(factor, 1) - size) > _SAME * size or weight["like"] != "1.00":
+        return message("explained.headline.weight", **given)
+    return message("explained.headline.factor", **given, factor=weight["factor"])
+
+
+def _stage(found: FirstDifference, words: Message | str, weights: Names | None) -> Message | None:
+    """What differs at the site: the weights that are named, queries or keys if one alone does, or its stage."""
+    if weights is not None:
+        return message("as_is", said=weights)
+    parts = _parts(words)
+    return parts[0] if len(parts) == 1 else found.stage and message(f"explained.stage.{found.stage}")
+
+
 def _of_heads(extent: str, said: Message) -> Message:
     """The same with the heads that show it, where not all do."""
     which = extent.partition(", heads ")[2].rpartition(" of ")[0]
@@ -111,7 +174,9 @@ def _of_heads(extent: str, said: Message) -> Message:
 
 def _remark(one: Remark) -> Message:
     """What else the runs show, and where."""
-    words = message("explained.words.more", first=_cause(one.kind, one.value), then=_said(one.message))
+    tried = one.message.startswith("tried and rejected")
+    key = "explained.tried" if tried else "explained.words.more"
+    words = message(key, first=_cause(one.kind, one.value), then=_said(one.message))
     return message("head.alarm", place=cut(clean(one.site), 160), said=words)
 
 
@@ -125,30 +190,41 @@ def _cause(kind: str, value: float | None) -> Message:
 def _extent(extent: str) -> Message:
     """How far a cause reaches, in every language."""
     sites, _, heads = extent.partition(", heads ")
-    numbers = dict(zip(("n", "of"), map(int, re.findall(r"\d+", sites)), strict=False))
-    key = "all" if not numbers else "from" if sites.startswith("from") else "only" if numbers["of"] == 1 else "some"
-    said = message(f"explained.extent.{key}", **numbers)
-    which, _, of = heads.rpartition(" of ")
-    if not heads:
-        return said
-    return message("explained.extent.heads", sites=said, heads=which, last=int(of) - 1, n=1 + which.count(","))
+    n, of = [*map(int, re.findall(r"\d+", sites)), 0, 0][:2]
+    which, _, every = heads.rpartition(" of ")
+    here = message("explained.extent.here")
+    if heads:
+        here = message("explained.extent.heads", numbers=which, all=int(every), n=1 + which.count(","))
+    if sites.startswith("from"):
+        key = "from_heads" if heads else "from"
+        return message(f"explained.extent.{key}", heads=here, n=of - n + 1, of=of)
+    key = "all" if not of else "only" if of == 1 else "some"
+    said = message(f"explained.extent.{key}", n=n, of=of)
+    return message("explained.extent.both", sites=said, heads=here) if heads else said
 
 
-def _row(place: int, one: SiteLevels, found: FirstDifference) -> Row:
+def _row(one: SiteLevels, found: FirstDifference) -> Row:
     here = found.site is not None and clean(one.site) == clean(found.site)
-    cells = {stage: _cell(one.times[stage], here and found.stage == stage) for stage in STAGES}
+    cells = {stage: _cell(one.times[stage], here and found.stage == stage, found) for stage in STAGES}
     apart = one.rows_apart
+    is_first = here and found.stage == "visible keys"
     cells["visible keys"] = Cell(
         message("explained.rows", n=apart, of=one.rows),
         str(apart),
-        "beyond" if apart else "within",
-        here and found.stage == "visible keys",
+        _level(inf if apart else 0.0, is_first, found),
+        is_first,
     )
-    return Row(place, clean(one.site), tuple(cells[stage] for stage in _COLUMNS))
+    return Row(clean(one.site), tuple(cells[stage] for stage in _COLUMNS))
 
 
-def _cell(times: float | None, is_first: bool) -> Cell:
+def _cell(times: float | None, is_first: bool, found: FirstDifference) -> Cell:
     if times is None:
         return Cell("–", "", "", is_first)
-    level = "beyond" if times > 1 else "edge" if times > floor.EDGE else "within"
-    return Cell(number(times, 3), repr(times), level, is_first)
+    return Cell(number(times, 3), repr(times), _level(times, is_first, found), is_first)
+
+
+def _level(times: float, is_first: bool, found: FirstDifference) -> str:
+    """How a number stands: one alone is beyond what is explained, the first that counts, and only of a fault."""
+    if times > 1:
+        return "beyond" if is_first and found.is_fault else "after"
+    return "edge" if times > floor.EDGE else "within"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -176,7 +177,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"t": message, "say": say, "mark": mark, "span": span, "attribute": _attribute}
-    made.filters["cut"] = _cut
+    made.filters |= {"cut": _cut, "breaks": _breaks}
     return made
 
 
@@ -188,6 +189,11 @@ def _attribute(name: str, said: object) -> Markup:
 def _cut(text: Markup, longest: int) -> Markup:
     """A text that came from others, cut; messages of ours are as long as they are."""
     return text if text.startswith("<span") else escape(cut(text.unescape(), longest))
+
+
+def _breaks(name: str) -> Markup:
+    """A name that breaks behind a dot or an underscore, and nowhere else unless it must."""
+    return Markup(re.sub(r"([._])(?=.)", r"\1<wbr>", str(escape(name))))
 
 
 def asset(name: str) -> str:

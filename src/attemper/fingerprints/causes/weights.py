@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from attemper.fingerprints.finding import short
+from attemper.fingerprints.advice import ADVICE
+from attemper.fingerprints.finding import Finding, short
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.site import SIDE, weight_shape
+from attemper.text import clean_name
 
 SAME = 0.1
 """Weights are the same if their sketches differ by at most so much: rounding to few bits does less, chance never."""
@@ -21,13 +23,28 @@ Said = tuple[str | None, str]
 
 def find(pair: SitePair, pairs: Sequence[SitePair]) -> Said | None:
     """What weights that differ by more than rounding are; None where none does, or a file does not say."""
-    a, b = pair.a.weights, pair.b.weights
-    limit = max(8 * pair.eps, 1e-5)
-    marks = {name: _apart(a[name], b[name])[1:] > limit for name in a if name in b and a[name].shape == b[name].shape}
-    marks = {name: mark for name, mark in marks.items() if mark.any()}
+    a, b, marks = pair.a.weights, pair.b.weights, differing(pair)
     if not marks:
         return None
     return _of_layer(pair, pairs, marks) or _transpose(a, b, marks) or _elsewhere(a, b, marks) or _new(a, b, marks)
+
+
+def differing(pair: SitePair) -> Marks:
+    """Which weights differ by more than rounding."""
+    a, b = pair.a.weights, pair.b.weights
+    limit = max(8 * pair.eps, 1e-5)
+    marks = {name: _apart(a[name], b[name])[1:] > limit for name in a if name in b and a[name].shape == b[name].shape}
+    return {name: mark for name, mark in marks.items() if mark.any()}
+
+
+def advice_on_one(pair: SitePair, found: Finding) -> str:
+    """What to do about the one weight that differs, by no rule that is known; nothing if it does not explain it all."""
+    names = [*differing(pair)]
+    both = "queries differ" in found.message and "keys differ" in found.message
+    if found.kind not in ("weights", "values") or len(names) != 1 or both:
+        return ""
+    text = ADVICE["weights named" if found.heads is None or len(found.heads) > 1 else "weights named head"]
+    return text.format(name=names[0].partition(" [")[0], place=clean_name(pair.a.name), head=(found.heads or (0,))[0])
 
 
 def _apart(one: np.ndarray, two: np.ndarray) -> np.ndarray:
@@ -99,7 +116,8 @@ def _new(a: Weights, b: Weights, marks: Marks) -> Said:
         x, y = one[:, 1:].ravel(), two[:, 1:].ravel()
         norms = [float(np.linalg.norm(part[:, 0])) for part in (one, two)]
         like = float((x * y).sum() / max(np.linalg.norm(x) * np.linalg.norm(y), 1e-300))
-        some = "" if mark.all() else f", blocks {', '.join(map(str, np.flatnonzero(mark)[:8]))} of {len(mark)},"
+        blocks = ", ".join(map(str, np.flatnonzero(mark)[:8]))
+        some = "" if mark.all() else f", {'block' if mark.sum() == 1 else 'blocks'} {blocks} (of {len(mark)}),"
         apart = np.linalg.norm(y - x) / max(np.linalg.norm(x), np.linalg.norm(y), 1e-300)
         words = f"{name}{some} differs by {apart:.2g} of its size (correlation {like:.2f}"
         zero = " and ".join(run for run, norm in zip("ab", norms, strict=True) if norm == 0)

@@ -7,5 +7,6 @@ function start() {
   // The framed cell of a wide or long table is in view from the start.
   const first = document.querySelector("td.first");
   const box = first?.closest(".wide");
-  box?.scrollTo(first.offsetLeft + first.offsetWidth - box.clientWidth, first.offsetTop + first.offsetHeight - box.clientHeight);
+  // Its column stands beside the first one, which stays: no heading is cut at the left.
+  box?.scrollTo(first.offsetLeft - first.parentElement.firstElementChild.offsetWidth, first.offsetTop + first.offsetHeight - box.clientHeight);
 }
