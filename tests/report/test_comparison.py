@@ -86,6 +86,28 @@ def test_a_page_with_heads_beyond_rounding_says_how_to_find_the_cause():
         assert advice not in shown_text(comparison_page(given))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (moved((1, 2)), "Look at this"),
+        (moved(), "Fine"),
+        (moved((1, 2)) | {"judged": 0, "beyond": 0}, "Worth knowing"),
+        (moved() | {"only_after": ["layers.3.attn"]}, "Worth knowing"),
+    ],
+)
+def test_the_verdict_has_the_level_of_what_the_summary_counts(change: dict[str, Any], said: str):
+    assert f"Verdict: {said}" in shown_text(comparison_page(change))
+
+
+def test_a_figure_names_the_head_that_changed_most_and_percents_are_called_so():
+    html = comparison_page(moved((1, 2)))
+    assert "most at layers.1.attn, head 2: 7.5 → 99" in shown_text(html)
+    low, right, above = re.findall(r"<text [^>]*>(.*?)</text>", html)[:3]
+    assert re.fullmatch(r"[\d.]+%", low)
+    assert re.fullmatch(r"[\d.]+% before", right)
+    assert re.fullmatch(r"[\d.]+% after", above)
+
+
 def test_what_others_follow_from_is_said_only_as_far_as_the_numbers_go():
     """Not of one layer alone, of heads that all differ from the first layer on, of other texts, nor of two stacks."""
     everything = [(layer, head) for layer in range(3) for head in range(4)]

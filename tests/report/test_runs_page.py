@@ -242,6 +242,7 @@ def test_on_a_phone_a_run_is_a_card_and_nothing_is_cut(open_page: Open, page_of_
     for box in ("document.documentElement", "document.querySelector('.wide')"):
         assert shown.evaluate(f"{box}.scrollWidth <= {box}.clientWidth")
     told = " ".join(shown.inner_text("#runs tbody tr:first-child").split())
-    assert "Largest logit largest of all heads12.08" in told
+    assert "Normalised entropy (mean over heads)0.304 of log n" in told
+    assert "Largest logit (largest of all heads)12.08" in told
     assert "steps0 to 299" in told
     assert not shown.locator("#runs thead").is_visible()

@@ -39,6 +39,8 @@ class Column:
     unit: Message | str
     before: float | None
     after: float | None
+    most: Message | str
+    """The head whose number changed most, with both of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ class Picture:
     """A statistic before (to the right) against after (upwards): what did not change lies on the diagonal."""
 
     title: Message
-    low: float
-    high: float
+    low: Message | str
+    high: Message | str
     dots: tuple[Dot, ...]
 
 
@@ -121,6 +123,7 @@ def comparison_page(
         .render(
             before=clean(document["before"]),
             after=clean(document["after"]),
+            level=_level(document),
             summary=summary(document, keys[0] if keys else ""),
             advised=document["beyond"] > 0 and document["texts"] != "other" and runs is None,
             facts=side_lines(document),
@@ -176,6 +179,18 @@ def summary(document: Mapping[str, Any], key: str) -> Message:
         means=message("compared.means", sites=cut(clean(", ".join(means)), 200)) if means else "",
         texts=_unknown_said(document),
     )
+
+
+def _level(document: Mapping[str, Any]) -> str:
+    """Of the verdict: a warning where heads differ beyond what rounding, sampled rows and texts explain, a notice where
+    some differ, come or go, or were not judged.
+    """
+    heads = document["heads"]
+    if document["beyond"]:
+        return "warning"
+    differ = [head for head in heads if any(head[key]["before"] != head[key]["after"] for key in _keys(head))]
+    unknown = differ and document["judged"] < len(heads)
+    return "notice" if unknown or document["only_before"] or document["only_after"] or not heads else "fine"
 
 
 def _count_said(document: Mapping[str, Any]) -> Message:
@@ -307,7 +322,15 @@ def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
     )
     kind = quantity(key)
     unit = message("compared.unit", unit=kind.unit) if kind.display.percent else kind.unit
-    return Column(kind, unit, before, after)
+    return Column(kind, unit, before, after, _most_changed(key, heads))
+
+
+def _most_changed(key: str, heads: Sequence[Mapping[str, Any]]) -> Message | str:
+    known = [head for head in heads if head[key]["change"]]
+    if not known:
+        return ""
+    head = max(known, key=lambda head: abs(head[key]["change"]))
+    return message("compared.most_changed", place=_place(head), **_both_said(key, *_pair(head, key)))
 
 
 def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
@@ -341,7 +364,6 @@ def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
     """Both axes have the same ends, those of all the numbers that it shows."""
     known = [(head, *pair) for head in heads if None not in (pair := _pair(head, key))]
     values = [value for _, *pair in known for value in pair if value is not None]
-    scale = scale_of(key)
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = (high - low) or 1.0
 
@@ -356,4 +378,4 @@ def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
         return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", size > (floor or 0.0), title)
 
     dots = tuple(dot(*one) for one in reversed(known))
-    return Picture(quantity(key).title, scale * low, scale * high, dots)
+    return Picture(quantity(key).title, number_said(key, low), number_said(key, high), dots)
