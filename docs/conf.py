@@ -64,7 +64,8 @@ nitpick_ignore_regex = [
         r"(Tensor|Module|Path|ProcessGroup|DeviceMesh|RenderableType|ModuleType|Part|Target|Site|Side|Spans|Rows)",
     ),
     ("py:class", r"attemper\.(call|sites|monitor|statistics|store\.ranks|control\.query_key_weights)\..+"),
-    ("py:class", r"attemper\.fingerprints\.(finding|pair|align|floor)\..+"),
+    ("py:class", r"attemper\.fingerprints\.(finding|pair|align|floor|levels)\..+"),
+    ("py:class", r"attemper\.fingerprints\.explanation\.FirstDifference"),
     ("py:class", r"attemper\.(readings\.judge\.|readings\.comparison\.HasReading|integrations\.training\.).*"),
     ("py:class", r"attemper\.(store\.run\.StoredRun|.+\._\w+)"),
 ]

@@ -115,7 +115,7 @@ PAGES = (
             ),
             "Fingerprints": (
                 "attemper.fingerprints.site.SiteFingerprint", "attemper.fingerprints.site.ModelOutput",
-                "attemper.fingerprints.explanation.Remark",
+                "attemper.fingerprints.explanation.Remark", "attemper.fingerprints.explanation.Runs",
             ),
             "A check": ("attemper.results.check.Rule",),
             "A comparison": ("attemper.results.comparison.HeadChange",),
