@@ -233,7 +233,7 @@ def test_the_one_weight_that_differs_is_named_everywhere():
     html = explanation_page(found)
     assert "q_proj.weight of layers.2.self_attn differs, by no known rule" in html
     assert "The cause is not known" not in shown_text(html)
-    assert re.search('What differs there</span><span class="value"><span[^>]*>q_proj.weight</span>', html)
+    assert re.search('What differs there</span><span class="value"><bdi[^>]*>q_<wbr>proj.<wbr>weight</bdi>', html)
 
 
 def test_a_weight_that_looks_new_is_named_and_no_share_is_left():
@@ -279,6 +279,7 @@ def test_only_the_first_that_counts_is_red():
     html = explanation_page(found)
     assert not re.findall(r'<td class="beyond', html)
     assert "Those above 1 are no fault" in html
+    assert "First site that differs" not in html.partition("<script")[0]
 
 
 def test_causes_that_were_rejected_are_listed_best_first_with_the_bound():

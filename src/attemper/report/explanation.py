@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -58,6 +59,9 @@ def explanation_page(found: FirstDifference) -> str:
     sites, models = found.runs.sites, [clean(name) for name in found.runs.models]
     words = _words(found)
     weights, headline = _headline(found, words)
+    rows = [_row(one, found) for one in sites[:MOST_SITES]]
+    cells = [cell for row in rows for cell in row.cells]
+    before = list(takewhile(lambda cell: not cell.is_first, cells))
     style = asset("page.css") + asset("explanation.css")
     script = script_of(_SCRIPTS, "start();\n")
     return (
@@ -74,13 +78,17 @@ def explanation_page(found: FirstDifference) -> str:
             value=None if found.value is None else short(found.value),
             left=None if found.kind in _NO_CAUSE else f"{found.residual:.0%}",
             cause=_of_heads(found.extent, headline),
-            named=weights is not None and ", heads " not in found.extent,
-            stage=_stage(found, words, weights),
+            named=bool(weights) and ", heads " not in found.extent,
+            weights=", ".join(weights),
+            stage=_stage(found, words),
             extent=_extent(found.extent),
             also=[(one.kind, _remark(one)) for one in found.also],
             sites=len(sites),
             stages=_COLUMNS,
-            rows=[_row(one, found) for one in sites[:MOST_SITES]],
+            rows=rows,
+            explained_before=found.is_fault
+            and len(before) < len(cells)
+            and any(one.level == "after" for one in before),
             skipped=[(run, clean(name), reason(why)) for run, name, why in found.runs.skipped],
             policy=policy(style, (script,)),
             style=Markup(style),
@@ -120,22 +128,22 @@ def _inside(said: object) -> Iterator[Message]:
             yield from _inside(one)
 
 
-def _headline(found: FirstDifference, words: Message | str) -> tuple[Names | None, Message]:
+def _headline(found: FirstDifference, words: Message | str) -> tuple[list[str], Message]:
     """The weights that the evidence names, if these alone differ, and what differs in a few words."""
     every = {one.key.removeprefix("explained.words."): one for one in _inside(words)}
     weights = [one.values for one in _inside(words) if one.key.startswith("explained.words.weight")]
-    names, place = Names([one["name"].partition(" [")[0] for one in weights]), cut(clean(found.site or ""), 160)
+    names, place = [one["name"].partition(" [")[0] for one in weights], cut(clean(found.site or ""), 160)
     if weights and "new" in every:
-        return names, message("explained.headline.new", name=names, place=place, run=every["new"].values["run"])
+        return names, message("explained.headline.new", name=Names(names), place=place, run=every["new"].values["run"])
     if found.kind in ("weights", "values") and len(weights) == 1 and "apart_both" not in every:
         return names, _of_weight(weights[0], place, found)
     if found.kind == "weights" and found.stage == "attention output":
-        return None, message("explained.headline.output")
+        return [], message("explained.headline.output")
     parts = _parts(words)
     if found.kind == "weights" and parts:
         part = parts[0] if len(parts) == 1 else message("explained.part.both")
-        return None, message("explained.headline.part", part=part)
-    return None, _cause(found.kind, found.value)
+        return [], message("explained.headline.part", part=part)
+    return [], _cause(found.kind, found.value)
 
 
 def _parts(words: Message | str) -> list[Message]:
@@ -157,10 +165,8 @@ def _of_weight(weight: Mapping[str, Any], place: str, found: FirstDifference) ->
     return message("explained.headline.factor", **given, factor=weight["factor"])
 
 
-def _stage(found: FirstDifference, words: Message | str, weights: Names | None) -> Message | None:
-    """What differs at the site: the weights that are named, queries or keys if one alone does, or its stage."""
-    if weights is not None:
-        return message("as_is", said=weights)
+def _stage(found: FirstDifference, words: Message | str) -> Message | None:
+    """What differs at the site: queries or keys if one alone does, or its stage."""
     parts = _parts(words)
     return parts[0] if len(parts) == 1 else found.stage and message(f"explained.stage.{found.stage}")
 
