@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -216,7 +217,7 @@ def test_one_site_is_in_the_singular():
     assert said[3] == "head 1 (of 4) of this site, then all later sites: 3 of 4", "not one head of four"
 
 
-def of_fault(edit: Callable[[nn.Module], object]) -> attemper.types.Explanation:
+def of_fault(edit: Callable[[Any], object]) -> attemper.types.Explanation:
     """A clean run of Llama, and one whose third layer's attention was edited."""
     model = tiny("llama").model
     right = attemper.fingerprint(model, [tokens()])
@@ -264,11 +265,11 @@ def test_only_the_first_that_counts_is_red():
     assert '<td class="after"' in html
     scale = torch.linspace(0.5, 2, 96)
 
-    def smooth(attention: nn.Module) -> None:
+    def smooth(attention: Any) -> None:
         for name in ("q_proj", "k_proj", "v_proj"):
             attention.get_submodule(name).weight.mul_(scale)
 
-    model = tiny("llama").model
+    model: Any = tiny("llama").model
     right = attemper.fingerprint(model, [tokens()])
     with torch.no_grad():
         for layer in model.layers:
@@ -297,15 +298,15 @@ def test_causes_that_were_rejected_are_listed_best_first_with_the_bound():
     assert shares == sorted(shares)
 
 
-def _longer(attention: nn.Module, head: int) -> None:
+def _longer(attention: Any, head: int) -> None:
     """A head's queries, and noise on them that no factor explains."""
-    rows = attention.get_submodule("q_proj").weight[32 * head : 32 * (head + 1)]
+    rows = attention.q_proj.weight[32 * head : 32 * (head + 1)]
     rows.mul_(3).add_(0.1 * rows.flip(1))
 
 
 def test_a_factor_of_some_heads_does_not_send_its_reader_to_what_is_the_same_for_all():
-    def longer(attention: nn.Module) -> None:
-        attention.get_submodule("q_proj").weight[32:64].mul_(1.3)
+    def longer(attention: Any) -> None:
+        attention.q_proj.weight[32:64].mul_(1.3)
 
     found = of_fault(longer)
     assert (found.kind, found.extent) == ("scale", "from site 3 of 4 on, heads 1 of 4")

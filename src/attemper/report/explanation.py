@@ -168,7 +168,9 @@ def _of_weight(weight: Mapping[str, Any], place: str, found: FirstDifference) ->
 def _stage(found: FirstDifference, words: Message | str) -> Message | None:
     """What differs at the site: queries or keys if one alone does, or its stage."""
     parts = _parts(words)
-    return parts[0] if len(parts) == 1 else found.stage and message(f"explained.stage.{found.stage}")
+    if len(parts) == 1:
+        return parts[0]
+    return None if found.stage is None else message(f"explained.stage.{found.stage}")
 
 
 def _of_heads(extent: str, said: Message) -> Message:
