@@ -113,6 +113,7 @@ class Problem:
 
     @property
     def repeats(self) -> int:
+        """Query heads per key head."""
         return self.query.shape[1] // max(self.key.shape[1], 1)
 
     @property

@@ -184,6 +184,7 @@ _BY_NAME = {backend.name: backend for backend in BACKENDS}
 
 
 def by_name(name: str) -> Backend:
+    """The backend of this name, which is known to be one."""
     return _BY_NAME[name]
 
 
