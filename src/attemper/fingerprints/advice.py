@@ -24,8 +24,8 @@ ADVICE = {
     "otherwise.",
     "scale q and k": "Check what multiplies queries or keys before the call: a norm on them, the scale of quantised "
     "weights, or the magnitude of a rotary embedding (YaRN).",
-    "scale q and k heads": "Check what each head has of its own: its rows of the query and key projections, the scale "
-    "of their quantised blocks, a gain for each head. YaRN and the scale of the call are the same for all heads.",
+    "scale q and k heads": "Check what belongs to these heads alone: their rows of the query and key projections, the "
+    "scale of their quantised blocks, a gain for each head. YaRN and the scale of the call are the same for all heads.",
     "scale q and k after": "Check what multiplies queries or keys of these heads behind the projections: a gain, or a "
     "norm, of each head. Weights of the projections agree; YaRN and the scale of the call are the same for all heads.",
     "softcap": "Check the cap of scores in the model's config, and that both engines apply it.",
