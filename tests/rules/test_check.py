@@ -176,7 +176,10 @@ def test_an_encoder_decoder_is_causal_on_one_side_alone():
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
     batch = {"input_ids": ids(), "attention_mask": mask(), "decoder_input_ids": ids(2, 30)}
     report = attemper.check(model, batch)
-    assert (report["causal"].verdict, report["causal"].observed[:17]) == ("kept", "proved at 2 sites")
+    # Attention of the oldest transformers that are claimed does not say whether it is causal.
+    told = hasattr(model.decoder.block[0].layer[0].SelfAttention, "is_causal")
+    causal = ("kept", "proved at 2 sites") if told else ("not declared", "-")
+    assert (report["causal"].verdict, report["causal"].observed[:17]) == causal
     assert (report["padding"].verdict, report["padding"].observed[:17]) == ("kept", "proved at 4 sites")  # cross, too
     assert not report.broken
 

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 _ADVICE = "MuonClip uses 100."
 
+_COMPILED = (
+    "QKClip reads every pass of training and adds none, so in a compiled model it needs attemper.tap(query, key, "
+    "name=...) beside each attention."
+)
+
 
 class QKClip(Handle):
     r"""Clips each head's largest attention logit by scaling its query and key weights.
@@ -206,7 +211,10 @@ class QKClip(Handle):
         clipped then, ever. A step without a pass is nothing to raise for.
         """
         if not now and not self._seen:
-            self._watch.table()
+            try:
+                self._watch.table()
+            except InputError as error:
+                raise InputError(f"QKClip has no logits to clip by: {error} {_COMPILED}") from error
         if not self._told and self._watch.current:
             self._told = True
             if unseen := self._unseen():
