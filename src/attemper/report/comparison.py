@@ -188,15 +188,17 @@ def _level(document: Mapping[str, Any]) -> str:
     heads = document["heads"]
     if document["beyond"]:
         return "warning"
-    differ = [head for head in heads if any(head[key]["before"] != head[key]["after"] for key in _keys(head))]
-    unknown = differ and document["judged"] < len(heads)
+    unknown = _differing(heads) and document["judged"] < len(heads)
     return "notice" if unknown or document["only_before"] or document["only_after"] or not heads else "fine"
+
+
+def _differing(heads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [head for head in heads if any(head[key]["before"] != head[key]["after"] for key in _keys(head))]
 
 
 def _count_said(document: Mapping[str, Any]) -> Message:
     heads, judged = document["heads"], document["judged"]
-    total, pairs = message("count.heads", n=len(heads)), [[_pair(head, key) for key in _keys(head)] for head in heads]
-    many = sum(any(before != after for before, after in one) for one in pairs)
+    total, many = message("count.heads", n=len(heads)), len(_differing(heads))
     if not many:
         return message("compared.none", heads=total)
     if not judged:
@@ -286,9 +288,8 @@ def _change_said(key: str, change: float, digits: int = 3) -> Message | str:
 def _mean_said(key: str, heads: Sequence[Mapping[str, Any]]) -> Message:
     both = [head for head in heads if head[key]["change"] is not None]
     before, after = (sum(float(_pair(head, key)[side] or 0.0) for head in both) / len(both) for side in (0, 1))
-    most = max(both, key=lambda head: abs(head[key]["change"]))
-    where: Message | str = ""
-    if most[key]["change"]:
+    where, most = "", _most_changed(key, both)
+    if most is not None:
         ends, change = _both_said(key, *_pair(most, key)), _change_said(key, most[key]["change"])
         where = message("compared.most", place=_place(most), change=change, **ends)
     title = Within(quantity(key).title)
@@ -322,15 +323,18 @@ def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
     )
     kind = quantity(key)
     unit = message("compared.unit", unit=kind.unit) if kind.display.percent else kind.unit
-    return Column(kind, unit, before, after, _most_changed(key, heads))
+    most = _most_changed(key, heads)
+    said = (
+        ""
+        if most is None
+        else message("compared.most_changed", place=_place(most), **_both_said(key, *_pair(most, key)))
+    )
+    return Column(kind, unit, before, after, said)
 
 
-def _most_changed(key: str, heads: Sequence[Mapping[str, Any]]) -> Message | str:
-    known = [head for head in heads if head[key]["change"]]
-    if not known:
-        return ""
-    head = max(known, key=lambda head: abs(head[key]["change"]))
-    return message("compared.most_changed", place=_place(head), **_both_said(key, *_pair(head, key)))
+def _most_changed(key: str, heads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    changed = (head for head in heads if head[key]["change"])
+    return max(changed, key=lambda head: abs(head[key]["change"]), default=None)
 
 
 def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
