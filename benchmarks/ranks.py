@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import attemper
 from attemper.bench.hardware import machine
-from attemper.distributed.slots import Slots
+from attemper.distributed.merged_sample import Slots
 from attemper.readings.reading import FEWEST_KEYS
 from attemper.readings.sample import SiteLabel
 

@@ -33,7 +33,7 @@ import numpy as np
 
 import attemper
 from attemper.readings.sample import QUANTITIES, Sample, SiteLabel
-from attemper.store.chunk import round_bits
+from attemper.store.compaction import round_bits
 from attemper.store.writer import open_writer
 
 SHAPES = {"1,024 heads x 10": (32, 32, 10, 0.70), "24 sites x 16 heads x 8": (24, 16, 8, 0.80)}

@@ -107,7 +107,7 @@ AT_LEAST_TWO = {
     "distributed/data_parallel.py": "ranks of a mesh",
     "monitor/pattern.py": "more than the largest number of weights",
     "distributed/reduction.py": "ranks that are merged",
-    "distributed/slots.py": "ranks that are merged",
+    "distributed/merged_sample.py": "ranks that are merged",
     "nn/normalizers.py": "one value for each of several heads",
     "nn/temperature.py": "one temperature for each of several heads",
     "readings/part_file.py": "shards of which one is missing",

@@ -24,9 +24,8 @@ import pytest
 import attemper
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.fragment import Fragment
-from attemper.store.lock import Lock
-from attemper.store.parts import Parts
-from attemper.store.place import FolderTarget
+from attemper.store.parts import FolderTarget, Parts
+from attemper.store.process import Lock
 from tests.support.command import Run, run_command
 from tests.support.runs import collapsing, written
 from tests.support.samples import NAMES, sample, samples, sites

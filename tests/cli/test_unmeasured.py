@@ -18,7 +18,7 @@ from attemper.report import texts
 from attemper.report.notebook import scan_html
 from attemper.report.page import page
 from attemper.store.fragment import Fragment
-from attemper.store.lock import Lock
+from attemper.store.process import Lock
 from tests.report.readings import reading, silent
 from tests.support.command import Run
 from tests.support.runs import written

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import attemper
 from attemper.distributed.data_parallel import data_parallel_group
-from attemper.distributed.slots import Slots
+from attemper.distributed.merged_sample import Slots
 from attemper.integrations import training
 from attemper.monitor.collector import Collector
 from tests.distributed.worker import HEADS, SIZE, TOKENS

@@ -22,7 +22,7 @@ from torch import nn
 import attemper
 from attemper.errors import InputError
 from attemper.readings.part_file import merge_files
-from attemper.store.chunk import unpack
+from attemper.store.compaction import unpack
 from attemper.store.overview import overview
 from tests.support.runs import written
 from tests.support.samples import samples

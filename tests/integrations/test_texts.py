@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attemper.distributed.texts import Survey, Texts
+from attemper.distributed.text_files import Survey, Texts
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.part import BLOCK
 

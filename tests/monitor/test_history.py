@@ -32,7 +32,7 @@ from attemper.readings.alarms import urgency
 from attemper.readings.reading import Alarm
 from attemper.store import process
 from attemper.store.fragment import Fragment
-from attemper.store.lock import Lock
+from attemper.store.process import Lock
 from attemper.store.ranks import Ranks
 from tests.report.test_page import data_of
 from tests.sites.own_models import Own

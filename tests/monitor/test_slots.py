@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.distributed.slots import MergedSample, Slots
+from attemper.distributed.merged_sample import MergedSample, Slots
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import SampleSums, Snapshot

@@ -12,7 +12,7 @@ import pytest
 import attemper
 from attemper import InputError, Store
 from attemper.report import texts
-from attemper.store.lock import Lock
+from attemper.store.process import Lock
 from tests.monitor.test_first_step import passes
 from tests.monitor.test_history import Stack
 from tests.report.test_page import data_of

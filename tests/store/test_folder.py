@@ -10,7 +10,7 @@ from attemper.errors import InputError
 from attemper.results.run import open_run
 from attemper.store.folder import delete_run, files_of, runs_below
 from attemper.store.fragment import Fragment
-from attemper.store.lock import Lock
+from attemper.store.process import Lock
 from tests.support.runs import written
 from tests.support.samples import sample, samples, sites
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from attemper.readings.sample import Sample
-from attemper.store import pyramid
+from attemper.store import compaction
 from attemper.store.checksum import get
-from attemper.store.chunk import round_bits, unpack
-from attemper.store.compaction import CHUNK, layouts
-from attemper.store.fragment import Fragment, replay
+from attemper.store.compaction import CHUNK, layouts, round_bits, unpack
+from attemper.store.fragment import Fragment
+from attemper.store.series import FragmentReader
 from tests.support.samples import NAMES, sample, samples, sites, values
 
 
@@ -200,9 +200,9 @@ def test_every_level_of_the_pyramid_has_the_blocks_of_its_samples(chunks):
     taken = np.stack([one.values for one in samples(many)])
     for level in (5, 7, 9)[: 3 if chunks > 32 else 2]:
         found = pyramid_of(fragment, level, "max_logit", 2)
-        complete = many if level == 5 else many - many % pyramid.row_span(level - pyramid.LEVEL_STEP)
+        complete = many if level == 5 else many - many % compaction.row_span(level - compaction.LEVEL_STEP)
         assert list(found) == list(range(0, complete, 1 << level))
-        expected = pyramid.blocks(taken[:complete, 2, 3:].reshape(-1, 1 << level, 3))
+        expected = compaction.blocks_of(taken[:complete, 2, 3:].reshape(-1, 1 << level, 3))
         np.testing.assert_allclose(np.stack(list(found.values())), expected, rtol=3e-3)
     fragment.close()
 
@@ -260,7 +260,7 @@ def test_what_went_stays_in_the_pyramid_until_its_blocks_are_shorter_than_the_ga
     assert max(coarsest.values()) >= 64
     for level in (5, 7, 9):
         for first, block in pyramid_of(fragment, level, "max_logit", 1).items():
-            expected = pyramid.blocks(taken[None, first : first + (1 << level), 2])[0]
+            expected = compaction.blocks_of(taken[None, first : first + (1 << level), 2])[0]
             np.testing.assert_allclose(block, expected, rtol=3e-3)
     thinnest = [first for first, spacing in coarsest.items() if spacing >= 64]
     fine = pyramid_of(fragment, 5, "max_logit", 1)
@@ -383,7 +383,7 @@ def test_samples_between_two_numbers_are_those_that_were_taken():
         if one.step < 2 * CHUNK:
             fragment.fold()
     for first, last in ((0, 10_000), (100, 140), (128, 255), (300, 300), (400, 500)):
-        found = list(replay(fragment.tables(), first, last))
+        found = FragmentReader(fragment.tables()).replay(first, last).values()
         for one, expected in zip(found, taken[first : last + 1], strict=True):
             assert (one.step, one.time, one.tokens) == (expected.step, expected.time, expected.tokens)
             assert (one.sites, one.quantities) == (expected.sites, expected.quantities)
@@ -396,7 +396,7 @@ def test_of_a_thinned_run_those_that_are_left_come_back():
     for step in range(12 * CHUNK):
         fragment.append(sample(step))
         fragment.fold()
-    found = list(replay(fragment.tables(), 0, 10_000))
+    found = FragmentReader(fragment.tables()).replay(0, 10_000).values()
     assert CHUNK < len(found) < 12 * CHUNK
     for one in found:
         assert np.array_equal(one.values, sample(one.step).values)

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from attemper.store import lock
-from attemper.store.lock import Lock, LockHeldError, is_held
+from attemper.store import process
+from attemper.store.process import Lock, LockHeldError, is_held
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -85,7 +85,7 @@ def test_another_name_of_the_same_file_is_the_same_lock(path, tmp_path):
 
 
 def test_a_lock_whose_file_its_holder_removed_meanwhile_is_taken_anew(path, monkeypatch):
-    taken, original = [], lock._lock
+    taken, original = [], process._lock
 
     def removed_before_the_first(file: int) -> bool:
         if not taken:
@@ -93,7 +93,7 @@ def test_a_lock_whose_file_its_holder_removed_meanwhile_is_taken_anew(path, monk
         taken.append(file)
         return original(file)
 
-    monkeypatch.setattr(lock, "_lock", removed_before_the_first)
+    monkeypatch.setattr(process, "_lock", removed_before_the_first)
     held = Lock(path)
     assert len(taken) == 2
     assert os.path.samestat(os.fstat(held._file), path.stat())
@@ -104,7 +104,7 @@ def test_a_file_system_without_locks_is_kept_in_order_within_a_process(path, mon
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "lockf", refuse)
+    monkeypatch.setattr(process.fcntl, "lockf", refuse)
     held = Lock(path)
     assert refused(path)
     held.release()

@@ -9,7 +9,7 @@ import pytest
 import attemper
 from attemper.readings.sample import SiteLabel
 from attemper.store.fragment import Fragment
-from attemper.store.opening import Earlier
+from attemper.store.place import Earlier
 from attemper.store.store import sentence
 from tests.support.samples import sample, sites
 

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from attemper.errors import InputError
+from attemper.readings.sample import Sample
 from attemper.results.run import open_run
 from attemper.store import parts, place
-from attemper.store.chunk import round_bits
-from attemper.store.fragment import replay
-from attemper.store.place import FolderTarget, open_target
+from attemper.store.compaction import round_bits
+from attemper.store.parts import FolderTarget, open_target
 from attemper.store.scalars import read
+from attemper.store.schema import Tables
+from attemper.store.series import FragmentReader
 from attemper.store.writer import Writer, open_writer
 from tests.support.samples import NAMES, sample, samples, sites
 
@@ -47,6 +49,10 @@ def write(where, taken, **options) -> Writer:
         run.take(one)
         run.flush(10)
     return run
+
+
+def taken_in(tables: Tables) -> list[Sample]:
+    return list(FragmentReader(tables).replay(0, 1000).values())
 
 
 def assert_same(found, taken) -> None:
@@ -130,7 +136,7 @@ def test_the_parts_of_a_run_are_put_together_again(where):
     again.close()
     fragment = parts.restore(open_target(where), 0)
     tables = fragment.tables()
-    assert_same(list(replay(tables, 0, 1000)), taken)
+    assert_same(taken_in(tables), taken)
     assert tables.rows("SELECT first_step FROM segment WHERE first_step IS NOT NULL") == [(0,), (150,)]
     assert tables.rows("SELECT value FROM about WHERE name = 'rows'") == [("128",)]
     assert tables.rows("SELECT * FROM coverage") == [("b", "self", "train", "it was not called")]
@@ -140,7 +146,7 @@ def test_a_run_that_goes_back_keeps_its_segments(where):
     steps = [0, 1, 2, 3, 2, 3, 4]
     write(where, [sample(step) for step in steps]).close()
     tables = parts.restore(open_target(where), 0).tables()
-    assert [one.step for one in replay(tables, 0, 100)] == steps
+    assert [one.step for one in taken_in(tables)] == steps
     assert tables.rows("SELECT first_sample, first_step FROM segment WHERE first_step IS NOT NULL") == [(0, 0), (4, 2)]
 
 
@@ -152,7 +158,7 @@ def test_on_another_machine_a_run_goes_on_after_the_last_step_that_was_published
     assert second.last_step == 4
     second.take(sample(5))
     second.close()
-    found = list(replay(parts.restore(open_target(where), 0).tables(), 0, 100))
+    found = taken_in(parts.restore(open_target(where), 0).tables())
     assert [one.step for one in found] == [0, 1, 2, 3, 4, 5]
 
 
@@ -163,7 +169,7 @@ def test_what_a_killed_process_did_not_publish_the_next_one_does(where):
     assert named(where) == []
     open_writer(where).close()
     assert len(named(where)) == 1
-    assert len(list(replay(parts.restore(open_target(where), 0).tables(), 0, 100))) == 5
+    assert len(taken_in(parts.restore(open_target(where), 0).tables())) == 5
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
@@ -210,7 +216,7 @@ def test_a_foreign_file_that_is_named_as_a_part_costs_one_warning(where, caplog,
     run = write(where, [sample(3)])
     run.close()
     assert (run.written, run.dropped) == (0, 1)
-    assert [one.step for one in replay(run.open_reader(), 0, 9)] == [3]
+    assert [one.step for one in taken_in(run.open_reader())] == [3]
     (record,) = caplog.records
     assert "run cannot be stored: fragment-0-" in record.message
     assert open_target(where).read(name) == data
@@ -241,7 +247,7 @@ def test_numbers_of_every_step_are_published_and_put_together_again(where):
     assert found["lr"].steps.tolist() == [1, 2, 3, 4, 5]
     names = [name for name in open_target(where).names() if "scalars" in name]
     assert len(names) == 4
-    assert all(place.OURS.fullmatch(name) for name in names)
+    assert all(parts.OURS.fullmatch(name) for name in names)
     with open_run(where) as found:
         assert found.history("loss").values[-1] == 9.0
 

@@ -14,7 +14,8 @@ import attemper
 from attemper import Store
 from attemper.errors import MissingExtraError
 from attemper.store import place, schema
-from attemper.store.place import FolderTarget, open_target, place_of
+from attemper.store.parts import FolderTarget, open_target
+from attemper.store.place import place_of
 from attemper.store.writer import open_writer
 from tests.support.samples import sample
 

@@ -19,8 +19,7 @@ from attemper.readings.sample import Sample
 from attemper.store import place as live_place
 from attemper.store.folder import delete_run, is_run
 from attemper.store.fragment import Fragment
-from attemper.store.parts import Parts
-from attemper.store.place import FolderTarget
+from attemper.store.parts import FolderTarget, Parts
 from attemper.store.writer import open_writer
 from tests.support.runs import written
 from tests.support.samples import sample, samples, sites

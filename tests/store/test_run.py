@@ -287,7 +287,7 @@ def test_counts_beyond_float32_are_exact(tmp_path: Path, ranks: int, bits: int |
         assert [head.rows for head in heads] == np.minimum(np.tile(counts, ranks), most).tolist()
         assert [head.empty_rows for head in heads] == np.minimum(np.tile(np.roll(counts, 1), ranks), most).tolist()
         assert {head.normalized_entropy for head in heads} == {run.at(1).sites[0].heads[0].normalized_entropy}
-    summed = run.ranks.readers[0]._tables.rows("SELECT nonfinite_rows FROM summary WHERE sample = 3")
+    summed = run.ranks.readers[0].tables.rows("SELECT nonfinite_rows FROM summary WHERE sample = 3")
     assert sum(row for (row,) in summed) == sum(counts)
     frame = export.tables(run.ranks)
     assert next(frame)["rows"][:3].tolist() == counts[:3]

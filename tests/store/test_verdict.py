@@ -16,7 +16,7 @@ from attemper.readings.judge import judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.sample import Sample
 from attemper.results.run import open_run
-from attemper.store.chunk import as_kept
+from attemper.store.compaction import as_kept
 from attemper.store.fragment import Fragment
 from tests.support.runs import collapsing, restless, with_gaps, written
 from tests.support.samples import samples, sites

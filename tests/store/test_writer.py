@@ -18,9 +18,10 @@ import pytest
 
 import attemper
 from attemper import InputError, Store
-from attemper.store import opening, process, schema, writer
+from attemper.store import place, process, schema, writer
 from attemper.store.folder import delete_run
-from attemper.store.fragment import Fragment, replay
+from attemper.store.fragment import Fragment
+from attemper.store.series import FragmentReader
 from attemper.store.writer import Writer, open_writer
 from tests.support.samples import sample, samples
 
@@ -163,7 +164,7 @@ def full(monkeypatch) -> threading.Event:
             raise sqlite3.OperationalError("database or disk is full")
         return fragment(path, **options)
 
-    monkeypatch.setattr(opening, "Fragment", refuse)
+    monkeypatch.setattr(place, "Fragment", refuse)
     monkeypatch.setattr(writer, "RETRY_SECONDS", 0.02)
     return room
 
@@ -198,7 +199,7 @@ def test_a_disk_that_is_full_at_the_start_is_tried_again_and_takes_what_memory_h
         assert found.steps.tolist() == list(range(251))
         assert found.history("max_logit").values.dtype == np.float32
     tables = schema.open_to_read(tmp_path / "fragment-0.sqlite")
-    for one in list(replay(tables, 0, 299)):
+    for one in list(FragmentReader(tables).replay(0, 299).values()):
         assert np.array_equal(one.values, sample(one.step).values), "with all their bits"
     tables.close()
     assert len(caplog.records) == 1
@@ -228,7 +229,7 @@ def test_what_could_not_be_read_before_is_not_hidden_by_a_run_that_is_stored_lat
     first.close()
     full.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "open_to_read", lambda path: schema.open_to_read(path.with_name("none")))
+        patch.setattr(place, "open_to_read", lambda path: schema.open_to_read(path.with_name("none")))
         second = open_writer(tmp_path)
     assert second.last_step is None
     second.take(sample(0))

@@ -31,8 +31,9 @@ import numpy as np
 
 from attemper.readings.sample import SiteLabel
 from attemper.store import process, schema, writer
-from attemper.store.chunk import round_bits
-from attemper.store.fragment import Fragment, replay
+from attemper.store.compaction import round_bits
+from attemper.store.fragment import Fragment
+from attemper.store.series import FragmentReader
 from attemper.store.writer import Writer, open_writer
 from tests.support.samples import sample
 
@@ -87,7 +88,8 @@ def count_read(folder: Path) -> int | None:
     except (schema.NotARunError, OSError):
         return None
     found = 0
-    for one in replay(tables, 0, EVERYTHING):
+    reader = FragmentReader(tables)
+    for one in reader.replay(0, EVERYTHING).values():
         expected = sample(one.step, one.sites, one.quantities)
         bits = [None if name.endswith("rows") else 15 for name in one.quantities]
         kept = [round_bits(row, many) for row, many in zip(expected.values, bits, strict=True)]

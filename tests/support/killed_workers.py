@@ -13,7 +13,7 @@ from typing import Any
 from attemper.cli.arguments import Dtype, Input
 from attemper.cli.shards import load_model
 from attemper.distributed.shards import ShardTask, TextModel
-from attemper.distributed.texts import Texts
+from attemper.distributed.text_files import Texts
 from attemper.monitor.scan import ScanOptions
 
 WORDS = "attention entropy"

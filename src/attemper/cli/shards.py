@@ -184,7 +184,7 @@ def _engine(engine: Engine) -> Callable[..., None]:
 
 def _task(model: str | None, given: Input, cut: Cut, shards: int, out: Path, options: dict[str, Any]) -> ShardTask:
     """What is to be scanned. All texts are read once here: what is wrong with them is told before a model is loaded."""
-    from attemper.distributed.texts import FIELD, Texts
+    from attemper.distributed.text_files import FIELD, Texts
 
     texts = Texts(cut.texts, cut.field or FIELD)
     with usage_of("--texts"):

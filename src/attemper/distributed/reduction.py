@@ -1,7 +1,8 @@
 """Training on many ranks: one sample of all that hold the same part of a model.
 
 On a sampled step, after it, each rank joins two collectives: a SUM of the packed sums of all heads, and a MAX of their
-largest logits. ``slots.py`` has the layout. No other step has any. A failure of ours never keeps a rank from joining.
+largest logits. No other step has any. ``merged_sample.py`` has the layout. A failure of ours never keeps a rank from
+joining.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from attemper.distributed.data_parallel import (
     is_assumed,
     is_distributed,
 )
-from attemper.distributed.slots import MergedSample, Slots, identity
+from attemper.distributed.merged_sample import MergedSample, Slots, identity
 from attemper.errors import InputError
 from attemper.monitor.checked_model import device_of, hash_of
 from attemper.monitor.snapshot import Snapshot

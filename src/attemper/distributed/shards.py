@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from attemper.distributed.texts import Survey, Texts
+from attemper.distributed.text_files import Survey, Texts
 from attemper.errors import BackendError, InputError, MissingExtraError
 from attemper.files import check_target
 from attemper.monitor.scan import BlockScan, ScanOptions, block_scan

@@ -30,7 +30,7 @@ from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteKey
 from attemper.readings.visible_keys import Surplus
 from attemper.sites.names import class_name, unwrap
-from attemper.store.chunk import as_kept
+from attemper.store.compaction import as_kept
 from attemper.store.scalars import as_float32
 from attemper.store.store import SHADOWED, UNMEASURED, UNNUMBERED, sentence
 from attemper.text import count, cut

@@ -1,21 +1,136 @@
-"""How samples become few bytes: 128 hot rows into one chunk of each statistic and site, and old chunks thinned."""
+"""How samples become few bytes: rounded, 128 folded into one block of each statistic and site, and thinned with age.
+
+A head's numbers change little from sample to sample, so their bytes are put side by side (all first bytes, then all
+second bytes, ...) before zlib compresses them. The last bits of a mean over rows are noise and take most of the room:
+``round_bits`` leaves the bits that the run was asked to keep.
+
+A picture of a whole run is drawn from the pyramid: least, mean, largest and count of blocks of 32, 128, 512, ...
+samples. Level k has blocks of 2^k samples; block b holds the samples with numbers from b 2^k on. k is 5, 7, 9, ...: an
+earlier level would cost more than the data, and what lies between two levels follows by ``join_blocks``. A row of the
+table holds 32 blocks of one level, so that a picture with 300 columns reads at most 40 rows of a statistic and a site.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+import struct
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from attemper.documents import COUNT, check_document, parse_json
 from attemper.errors import InputError
-from attemper.readings.sample import Sample, SiteLabel
-from attemper.store import pyramid
+from attemper.readings.sample import QUANTITIES, Sample, SiteLabel
 from attemper.store.checksum import Ask, check, damage, get, put, whole
-from attemper.store.chunk import COUNTS, pack, round_bits, unpack
 from attemper.store.schema import DAMAGED, LATEST
+from attemper.store.store import MANTISSA
+
+# --- numbers as bytes ---
+
+COUNTS = frozenset(name for name, one in QUANTITIES.items() if one.exact)
+_HEADER = struct.Struct("<BHI")
+"""Version, samples, numbers of one sample."""
+_VERSION = 1
+_LEVEL = 1
+"""zlib's fastest: higher levels gain 2% and take three times as long."""
+_LARGEST = 1 << 24
+"""Bytes of the numbers of a block: 128 samples of 32,768 heads."""
+
+
+def round_bits(values: np.ndarray, bits: int | None) -> np.ndarray:
+    """``values`` as float32 with ``bits`` bits of mantissa, to the nearest and ties to even; None keeps all 23.
+
+    NaN and infinity stay. A number that would round to infinity is cut instead.
+    """
+    values = np.ascontiguousarray(values, dtype="<f4")
+    if bits is None or bits >= MANTISSA:
+        return values
+    drop = MANTISSA - bits
+    whole = values.view("<u4")
+    odd = (whole >> drop) & 1
+    near = ((whole + (odd + ((1 << (drop - 1)) - 1)).astype("<u4")) >> drop << drop).view("<f4")
+    finite = np.isfinite(values)
+    if finite.all() and np.isfinite(near).all():
+        return near
+    cut = (whole >> drop << drop).view("<f4")
+    return np.where(finite, np.where(np.isfinite(near), near, cut), values).astype("<f4")
+
+
+def as_kept(sample: Sample, bits: int | None) -> Sample:
+    """A sample with the bits that are stored: all bits of counts."""
+    if bits is None or bits >= MANTISSA:
+        return sample
+    values = sample.values.copy()
+    rough = [row for row, name in enumerate(sample.quantities) if name not in COUNTS and not name.endswith(REST)]
+    values[rough] = round_bits(values[rough], bits)
+    return replace(sample, values=values)
+
+
+REST = "_rest"
+"""Of the name under which what float32 lacks of a count is kept."""
+
+
+def split_counts(sample: Sample) -> Sample:
+    """A sample in float32: a count that float32 cannot hold becomes the nearest one it can, and what is missing."""
+    if sample.values.dtype == np.float32:
+        return sample
+    near = sample.values.astype(np.float32)
+    rests = np.where(np.isfinite(near), sample.values - near, 0.0).astype(np.float32)
+    split = [row for row, name in enumerate(sample.quantities) if name in COUNTS and rests[row].any()]
+    names = (*sample.quantities, *(f"{sample.quantities[row]}{REST}" for row in split))
+    return replace(sample, quantities=names, values=np.concatenate([near, rests[split]]))
+
+
+def join_counts(quantities: tuple[str, ...], values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """[quantities, ..., heads] without the rests of counts, which go back to their counts, in float64."""
+    rests = [name for name in quantities if name.endswith(REST)]
+    if not rests:
+        return quantities, values
+    names = tuple(name for name in quantities if name not in rests)
+    joined = values[[quantities.index(name) for name in names]].astype(np.float64)
+    for name in rests:
+        joined[names.index(name.removesuffix(REST))] += np.nan_to_num(values[quantities.index(name)])
+    return names, joined
+
+
+def pack(values: np.ndarray) -> bytes:
+    """[samples, ...] float32 as bytes. A number's samples stand one after another: they are alike."""
+    rows = np.asarray(values, dtype="<f4").reshape(len(values), -1)
+    shuffled = np.ascontiguousarray(rows.T).reshape(-1).view(np.uint8).reshape(-1, 4).T
+    return _HEADER.pack(_VERSION, *rows.shape) + zlib.compress(shuffled.tobytes(), _LEVEL)
+
+
+def unpack(data: bytes) -> np.ndarray:
+    """[samples, numbers of one sample] float32 that ``pack`` was given."""
+    try:
+        version, samples, size = _HEADER.unpack_from(data)
+        if not version:
+            raise InputError("a block of this run is damaged: it has no version.")
+        if version > _VERSION:
+            raise InputError(
+                f"a block of this run is damaged, or of the newer version {version}; this attemper reads version "
+                f"{_VERSION}."
+            )
+        expected, inflate = 4 * samples * size, zlib.decompressobj()
+        if expected > _LARGEST:
+            raise InputError(f"a block of this run is damaged: it claims {expected:,} B, and none has as many.")
+        # One byte more than is expected shows a block that holds too much, and is all that is made of it.
+        numbers = inflate.decompress(memoryview(data)[_HEADER.size :], expected + 1)
+        if len(numbers) != expected or not inflate.eof:
+            raise InputError(f"a block of this run is damaged: it has not the {expected:,} B that it claims.")
+        shuffled = np.frombuffer(numbers, np.uint8).reshape(4, -1)
+        values = np.ascontiguousarray(shuffled.T).reshape(-1).view("<f4")
+        return values.reshape(size, samples).T
+    except (struct.error, zlib.error, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"a block of this run is damaged: {error}.") from error
+
+
+# --- which numbers are whose ---
 
 CHUNK = 128
 """Samples that are folded at a time."""
@@ -106,6 +221,61 @@ def _layout(statistics: list[int], sites: list[int], heads: Mapping[int, int]) -
     return Layout(statistics, places)
 
 
+# --- the pyramid ---
+
+FIRST_LEVEL = 5
+LEVEL_STEP = 2
+ROW_BLOCKS = 32
+LEAST, MEAN, LARGEST, KNOWN = range(4)
+"""Places in the second dimension of blocks."""
+PYRAMID_BITS = 10
+"""Mantissa bits that are kept of these numbers: 4.9e-4 relative, less than a pixel."""
+
+
+def row_span(level: int) -> int:
+    return ROW_BLOCKS << level
+
+
+def level_for(samples: int, columns: int) -> int:
+    """The coarsest level with at least ``columns`` blocks over ``samples``; 0 where samples themselves are needed."""
+    level = FIRST_LEVEL
+    while samples >> (level + LEVEL_STEP) >= columns:
+        level += LEVEL_STEP
+    return level if samples >> level >= columns else 0
+
+
+def blocks_of(values: np.ndarray) -> np.ndarray:
+    """[blocks, samples of a block, ...] -> [blocks, 4, ...]. NaN counts for nothing; it comes out of nothing else."""
+    known = ~np.isnan(values)
+    count = known.sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(known, values, 0.0).sum(1, np.float64) / count
+    parts = (np.fmin.reduce(values, 1), mean, np.fmax.reduce(values, 1), count)
+    return np.stack(parts, 1).astype(np.float32)
+
+
+def join_blocks(rows: np.ndarray, many: int) -> np.ndarray:
+    """[n * many, 4, ...] -> [n, 4, ...]: every ``many`` blocks joined to one."""
+    grouped = rows.reshape(-1, many, *rows.shape[1:])
+    counts = grouped[:, :, KNOWN].astype(np.float64)
+    total = counts.sum(1)
+    sums = np.where(counts > 0, grouped[:, :, MEAN], 0.0) * counts
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = sums.sum(1) / total
+    parts = (np.fmin.reduce(grouped[:, :, LEAST], 1), mean, np.fmax.reduce(grouped[:, :, LARGEST], 1), total)
+    return np.stack(parts, 1).astype(np.float32)
+
+
+def empty_blocks(many: int, heads: int) -> np.ndarray:
+    """[many, 4, heads]: blocks without a sample."""
+    empty = np.full((many, 4, heads), np.nan, np.float32)
+    empty[:, KNOWN] = 0.0
+    return empty
+
+
+# --- folding ---
+
+
 def fold(connection: sqlite3.Connection, first: int) -> None:
     """Folds the hot samples from ``first`` on. Within a transaction."""
     known, by_layout = layouts(connection.execute), {}
@@ -125,7 +295,7 @@ def fold(connection: sqlite3.Connection, first: int) -> None:
         stacked = np.stack([row for _, row in samples]).reshape(len(samples), len(layout.statistics), layout.heads)
         spread = np.full((CHUNK, *stacked.shape[1:]), np.nan, np.float32)
         spread[where] = stacked
-        blocks = pyramid.blocks(spread.reshape(-1, 1 << pyramid.FIRST_LEVEL, *stacked.shape[1:]))
+        blocks = blocks_of(spread.reshape(-1, 1 << FIRST_LEVEL, *stacked.shape[1:]))
         for pair, (row, heads) in layout.pairs.items():
             values.setdefault(pair, []).append(stacked[:, row, heads])
             places.setdefault(pair, []).append(where)
@@ -133,7 +303,7 @@ def fold(connection: sqlite3.Connection, first: int) -> None:
     for pair, parts in values.items():
         numbers = pack(in_order(parts, places[pair]))
         put(connection, "cold", [(*pair, first, numbers)])
-    _extend(connection, pyramid.FIRST_LEVEL, first, {pair: _join_layouts(parts) for pair, parts in found.items()})
+    _extend(connection, FIRST_LEVEL, first, {pair: _join_layouts(parts) for pair, parts in found.items()})
     add_chunk(connection, first, CHUNK)
     connection.execute("DELETE FROM hot WHERE sample >= ? AND sample < ?", ends)
 
@@ -149,7 +319,7 @@ def _join_layouts(parts: list[np.ndarray]) -> np.ndarray:
     """[blocks, 4, heads] of the same blocks, seen by the samples of several layouts."""
     if len(parts) == 1:
         return parts[0]
-    return pyramid.join(np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]), len(parts))
+    return join_blocks(np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]), len(parts))
 
 
 _AT = "WHERE statistic = ? AND site = ? AND level = ? AND first = ?"
@@ -158,65 +328,37 @@ _REPLACED = "ON CONFLICT (statistic, site, level, first) DO UPDATE SET numbers =
 
 def _extend(connection: sqlite3.Connection, level: int, first: int, added: Mapping[Pair, np.ndarray]) -> None:
     """Adds blocks that begin with sample ``first`` to rows of one level; a row that ends goes into the level above."""
-    span = pyramid.row_span(level)
+    span = row_span(level)
     row, before = first - first % span, first % span >> level
     many = max((len(blocks) for blocks in added.values()), default=0)
     for (statistic, site), blocks in added.items():
         place = (statistic, site, level, row)
         old = get(connection.execute, "pyramid", _AT, place)
         joined = np.concatenate([_pad(old[0][-1] if old else None, before, blocks.shape[-1]), blocks])
-        put(connection, "pyramid", [(*place, pack(round_bits(joined, pyramid.PYRAMID_BITS)))], _REPLACED)
-    if before + many == pyramid.ROW_BLOCKS:
+        put(connection, "pyramid", [(*place, pack(round_bits(joined, PYRAMID_BITS)))], _REPLACED)
+    if before + many == ROW_BLOCKS:
         ended = connection.execute(
-            "SELECT heads, statistic.id, site.id, pyramid.* FROM statistic CROSS JOIN site CROSS JOIN pyramid "
+            "SELECT heads, statistic.id, site.id, * FROM statistic CROSS JOIN site CROSS JOIN pyramid "
             "ON statistic = statistic.id AND site = site.id AND level = ? AND first = ?",
             (level, row),
         )
         above = {}
         for heads, statistic, site, *one in ended.fetchall():
             *_, numbers = check("pyramid", tuple(one), (statistic, site, level, row))
-            blocks = _pad(numbers, pyramid.ROW_BLOCKS, heads)
-            above[statistic, site] = pyramid.join(blocks, 1 << pyramid.LEVEL_STEP)
-        _extend(connection, level + pyramid.LEVEL_STEP, row, above)
+            blocks = _pad(numbers, ROW_BLOCKS, heads)
+            above[statistic, site] = join_blocks(blocks, 1 << LEVEL_STEP)
+        _extend(connection, level + LEVEL_STEP, row, above)
 
 
 def _pad(numbers: bytes | None, many: int, heads: int) -> np.ndarray:
     """[many, 4, heads]: the blocks of a row, and blocks without a sample for those where the site was not seen."""
     if numbers is None:
-        return pyramid.empty_blocks(many, heads)
+        return empty_blocks(many, heads)
     blocks = unpack(numbers)
-    return np.concatenate([blocks.reshape(len(blocks), 4, -1), pyramid.empty_blocks(many - len(blocks), heads)])
+    return np.concatenate([blocks.reshape(len(blocks), 4, -1), empty_blocks(many - len(blocks), heads)])
 
 
-def summary(sample: Sample, numbers: np.ndarray) -> list[list[float]]:
-    """Of each site: mean and least normalized entropy, largest logit, rows that are not finite. NaN where unknown."""
-    starts = np.cumsum([0, *(site.heads for site in sample.sites[:-1])])
-    missing = np.full(len(sample.sites), np.nan)
-
-    def of(name: str, reduction: np.ufunc) -> np.ndarray:
-        if name not in sample.quantities:
-            return missing
-        row = sample.quantities.index(name)
-        return reduction.reduceat((sample.values if name in COUNTS else numbers)[row].astype(np.float64), starts)
-
-    entropy = of("normalized_entropy", np.fmin)
-    return [
-        column.tolist()
-        for column in (_means(sample, numbers, starts), entropy, of("max_logit", np.fmax), of("nonfinite_rows", np.add))
-    ]
-
-
-def _means(sample: Sample, numbers: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """[sites] mean normalized entropy of the heads that have one."""
-    if "normalized_entropy" not in sample.quantities:
-        return np.full(len(starts), np.nan)
-    entropy = numbers[sample.quantities.index("normalized_entropy")].astype(np.float64)
-    known = ~np.isnan(entropy)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.add.reduceat(np.where(known, entropy, 0.0), starts) / np.add.reduceat(
-            known.astype(np.float64), starts
-        )
-
+# --- old chunks ---
 
 MERGED = 4
 """Chunks that become one, and of how many samples one is kept."""

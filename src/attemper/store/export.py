@@ -15,8 +15,8 @@ import numpy as np
 from attemper.errors import InputError, MissingExtraError
 from attemper.files import check_target, replacement
 from attemper.readings.sample import SiteLabel
-from attemper.store.chunk import COUNTS
-from attemper.store.place import OURS
+from attemper.store.compaction import COUNTS
+from attemper.store.parts import OURS
 from attemper.store.ranks import Ranks
 from attemper.text import clean_name
 
@@ -85,7 +85,7 @@ def to_sqlite(ranks: Ranks, path: str | os.PathLike[str]) -> int:
     """
     if len(ranks.readers) == 1:
         with _whole(path) as part:
-            ranks.readers[0].copy(part)
+            ranks.readers[0].tables.copy(part)
         return 1
     folder = Path(path)
     try:
@@ -94,7 +94,7 @@ def to_sqlite(ranks: Ranks, path: str | os.PathLike[str]) -> int:
         raise InputError(f"{clean_name(folder)} cannot be made: {error.strerror or error}.") from error
     for reader in ranks.readers:
         with _whole(folder / f"fragment-{reader.rank}.sqlite") as part:
-            reader.copy(part)
+            reader.tables.copy(part)
     return len(ranks.readers)
 
 

@@ -15,10 +15,9 @@ from typing import TypeAlias, TypeVar
 from attemper.checks import did_you_mean
 from attemper.errors import InputError, MissingExtraError
 from attemper.store.checksum import UNCHECKED
-from attemper.store.lock import is_held
 from attemper.store.parts import NAME as PART
-from attemper.store.parts import PART_SECONDS, live_until, parts, restore
-from attemper.store.place import OURS, UNNOTED, FolderTarget, Target, lost_beside, open_target
+from attemper.store.parts import OURS, PART_SECONDS, FolderTarget, Target, live_until, open_target, parts, restore
+from attemper.store.process import UNNOTED, is_held, lost_beside
 from attemper.store.ranks import Ranks
 from attemper.store.run import StoredRun
 from attemper.store.schema import is_ours, not_a_run, open_to_read

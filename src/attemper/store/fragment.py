@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -24,8 +24,7 @@ import numpy as np
 
 from attemper.readings.sample import QUANTITIES, Quantity, Sample, SiteKey, SiteLabel
 from attemper.store.checksum import WHOLE, get, put, seal, whole
-from attemper.store.chunk import REST, as_kept, round_bits, split_counts, unpack
-from attemper.store.compaction import CHUNK, Layout, fold, layouts, summary, thin
+from attemper.store.compaction import CHUNK, COUNTS, REST, as_kept, fold, round_bits, split_counts, thin
 from attemper.store.scalars import OpenBlocks, Steps
 from attemper.store.scalars import thin as thin_scalars
 from attemper.store.schema import Tables, open_in_memory, open_to_read, open_to_write
@@ -331,62 +330,31 @@ def _identity(path: Path | None) -> tuple[int, int] | None:
     return found and (found.st_dev, found.st_ino)
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What the numbers in a fragment's layouts stand for."""
+def summary(sample: Sample, numbers: np.ndarray) -> list[list[float]]:
+    """Of each site: mean and least normalized entropy, largest logit, rows that are not finite. NaN where unknown."""
+    starts = np.cumsum([0, *(site.heads for site in sample.sites[:-1])])
+    missing = np.full(len(sample.sites), np.nan)
 
-    layouts: dict[int, Layout]
-    statistics: dict[int, str]
-    sites: dict[int, SiteLabel]
+    def of(name: str, reduction: np.ufunc) -> np.ndarray:
+        if name not in sample.quantities:
+            return missing
+        row = sample.quantities.index(name)
+        return reduction.reduceat((sample.values if name in COUNTS else numbers)[row].astype(np.float64), starts)
+
+    entropy = of("normalized_entropy", np.fmin)
+    return [
+        column.tolist()
+        for column in (_means(sample, numbers, starts), entropy, of("max_logit", np.fmax), of("nonfinite_rows", np.add))
+    ]
 
 
-def replay(tables: Tables, first: int, last: int) -> Iterator[Sample]:
-    """The samples with ids from ``first`` to ``last`` that are left, with the bits that are stored."""
-    with tables.snapshot():
-        names = _Names(
-            layouts(tables.rows),
-            {number: name for number, name, *_ in whole(tables.rows, "statistic")},
-            {site: SiteLabel(*label) for site, *label in whole(tables.rows, "site")},
+def _means(sample: Sample, numbers: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """[sites] mean normalized entropy of the heads that have one."""
+    if "normalized_entropy" not in sample.quantities:
+        return np.full(len(starts), np.nan)
+    entropy = numbers[sample.quantities.index("normalized_entropy")].astype(np.float64)
+    known = ~np.isnan(entropy)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.add.reduceat(np.where(known, entropy, 0.0), starts) / np.add.reduceat(
+            known.astype(np.float64), starts
         )
-        rows = get(tables.rows, "sample", "WHERE id >= ? AND id <= ? ORDER BY id", (first, last))
-        numbers = _hot(tables, first, last)
-        taken = {sample: layout for sample, *_, layout in rows}
-        spans = tables.rows("SELECT first, span FROM chunk WHERE first <= ? AND first + span > ?", (last, first))
-        for start, span in spans:
-            held = tables.rows(
-                "SELECT id, layout FROM sample WHERE id >= ? AND id < ? ORDER BY id", (start, start + span)
-            )
-            numbers |= _cold(tables, names.layouts, start, dict(held), taken)
-    for sample, _, step, moment, tokens, layout in rows:
-        yield _sample(names, layout, numbers[sample], step=step, time=moment, tokens=tokens)
-
-
-def _hot(tables: Tables, first: int, last: int) -> dict[int, np.ndarray]:
-    rows = get(tables.rows, "hot", "WHERE sample >= ? AND sample <= ?", (first, last))
-    return {sample: np.frombuffer(numbers, "<f4") for sample, numbers in rows}
-
-
-def _cold(
-    tables: Tables, known: dict[int, Layout], first: int, held: dict[int, int], wanted: dict[int, int]
-) -> dict[int, np.ndarray]:
-    """Sample -> [statistics, heads] of the ``wanted`` ones among those that a chunk holds (sample -> layout)."""
-    found = {
-        sample: np.full((len(known[layout].statistics), known[layout].heads), np.nan, np.float32)
-        for sample, layout in wanted.items()
-        if sample in held
-    }
-    for pair in {pair for layout in set(held.values()) for pair in known[layout].pairs}:
-        ((*_, data),) = get(tables.rows, "cold", "WHERE statistic = ? AND site = ? AND first = ?", (*pair, first))
-        holding = [sample for sample, layout in held.items() if pair in known[layout].pairs]
-        for sample, heads in zip(holding, unpack(data), strict=True):
-            if sample in found:
-                row, place = known[held[sample]].pairs[pair]
-                found[sample][row, place] = heads
-    return found
-
-
-def _sample(names: _Names, number: int, values: np.ndarray, *, step: int, time: float, tokens: int) -> Sample:
-    layout = names.layouts[number]
-    quantities = tuple(names.statistics[statistic] for statistic in layout.statistics)
-    sites = tuple(names.sites[site] for site in layout.sites)
-    return Sample(step, time, sites, quantities, values.reshape(len(quantities), layout.heads), tokens)

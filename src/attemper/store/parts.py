@@ -9,25 +9,28 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from attemper.documents import COUNT, Row, check_document, parse_json
 from attemper.errors import InputError, MissingExtraError
+from attemper.files import replacement
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.compaction import CHUNK
-from attemper.store.fragment import Fragment, replay
-from attemper.store.place import Target
+from attemper.store.fragment import Fragment
 from attemper.store.scalars import Steps
 from attemper.store.schema import Tables
+from attemper.store.series import FragmentReader
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ MOST_SECONDS = 3600.0
 PART_VERSION = 2
 KEY = b"attemper"
 """Of the metadata of a file: JSON with ``version``, ``segment``, ``about``, ``units``, ``coverage``, ``lost``."""
+OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token|lost-\d+)|-\d+-\d+\.(parquet|scalars))")
+"""Files of a run's folder that attemper wrote."""
 NAME = re.compile(r"fragment-(?P<rank>\d+)-(?P<began>\d{16,})-(?P<first>\d{9,})\.parquet")
 """Of a part: rank, when its segment began (microseconds since 1970), its first sample there."""
 SCALARS = re.compile(r"fragment-(?P<rank>\d+)-(?P<published>\d{16,})-(?P<first>\d{9,})\.scalars")
@@ -91,18 +96,18 @@ class Parts:
         """
         self._due = time.monotonic() + PART_SECONDS
         tables = self._fragment.tables()
-        try:
-            new = tables.rows(
-                "SELECT segment, min(id), max(id) FROM sample WHERE id > (SELECT coalesce(max(last), -1) FROM part) "
-                f"GROUP BY segment, id / {CHUNK} ORDER BY min(id)"
-            )
-            for segment, first, last in new:
-                ((began, rank),) = tables.rows("SELECT began, rank FROM segment WHERE id = ?", (segment,))
-                name = f"fragment-{rank}-{round(began * 1e6):016d}-{first:09d}.parquet"
-                self._target.write(name, part(tables, segment, first, last))
-                self._fragment.note_part(name, first, last)
-        finally:
-            tables.close()
+        new = tables.rows(
+            "SELECT segment, min(id), max(id) FROM sample WHERE id > (SELECT coalesce(max(last), -1) FROM part) "
+            f"GROUP BY segment, id / {CHUNK} ORDER BY min(id)"
+        )
+        since = tables.rows("SELECT coalesce(max(first), 0) FROM chunk WHERE first <= ?", (new[0][1] if new else 0,))
+        reader = FragmentReader(tables, since=since[0][0])
+        for segment, first, last in new:
+            ((began, rank),) = tables.rows("SELECT began, rank FROM segment WHERE id = ?", (segment,))
+            name = f"fragment-{rank}-{round(began * 1e6):016d}-{first:09d}.parquet"
+            self._target.write(name, part(reader, segment, first, last))
+            self._fragment.note_part(name, first, last)
+        reader.close()
         self._publish_scalars()
 
     def _publish_scalars(self) -> None:
@@ -133,17 +138,13 @@ def scalars_part(steps: Steps) -> bytes:
     return with_checksum(file.getvalue())
 
 
-def part(tables: Tables, segment: int, first: int, last: int) -> bytes:
+def part(reader: FragmentReader, segment: int, first: int, last: int) -> bytes:
     """The samples from ``first`` to ``last``, all of one segment, as a Parquet file."""
     import pyarrow.parquet
 
-    samples = list(replay(tables, first, last))
-    numbers = [
-        row[0] for row in tables.rows("SELECT id FROM sample WHERE id >= ? AND id <= ? ORDER BY id", (first, last))
-    ]
-    table = _table(dict(zip(numbers, samples, strict=True)))
-    metadata = {KEY: json.dumps(_facts(tables, segment)), CHECKED: CHECKSUM + _ZEROS}
-    table = table.replace_schema_metadata(metadata)
+    samples = reader.replay(first, last)
+    metadata = {KEY: json.dumps(_facts(reader.tables, segment)), CHECKED: CHECKSUM + _ZEROS}
+    table = _table(samples).replace_schema_metadata(metadata)
     file = io.BytesIO()
     texts = [name for name in table.column_names if name in _LABEL]
     pyarrow.parquet.write_table(
@@ -151,7 +152,7 @@ def part(tables: Tables, segment: int, first: int, last: int) -> bytes:
         file,
         compression="zstd",
         use_dictionary=texts,  # pyright: ignore[reportArgumentType]
-        use_byte_stream_split=_statistics(samples),  # pyright: ignore[reportArgumentType]
+        use_byte_stream_split=_statistics(samples.values()),  # pyright: ignore[reportArgumentType]
     )
     return with_checksum(file.getvalue())
 
@@ -182,7 +183,7 @@ def _facts(tables: Tables, segment: int) -> dict[str, Any]:
     }
 
 
-def _statistics(samples: Sequence[Sample]) -> list[str]:
+def _statistics(samples: Iterable[Sample]) -> list[str]:
     return list(dict.fromkeys(name for sample in samples for name in sample.quantities))
 
 
@@ -205,7 +206,7 @@ def _table(samples: Mapping[int, Sample]) -> pyarrow.Table:
     heads = [label.head_numbers for one in samples.values() for label in one.sites]
     columns["head"] = pyarrow.array(np.concatenate(heads).astype(np.int32))
     columns["first_head"] = pyarrow.array(np.repeat([one.start for one in heads], [*map(len, heads)]).astype(np.int32))
-    for name in _statistics(list(samples.values())):
+    for name in _statistics(samples.values()):
         found = [one.of(name) for one in samples.values()]
         columns[name] = pyarrow.array(np.concatenate(found), from_pandas=True)
     return pyarrow.table(columns)
@@ -339,3 +340,89 @@ def _samples(table: pyarrow.Table) -> Iterator[Sample]:
         names = tuple(statistics[row] for row in held)
         step, moment, tokens = (firsts[0][name] for name in _MOMENT[1:])
         yield Sample(step, moment, labels, names, values[held], tokens)
+
+
+# --- where parts are ---
+
+OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"))
+"""An object appears whole or not at all; to rename it is to copy it."""
+
+
+class Target(Protocol):
+    """Where files of a run are published."""
+
+    def names(self) -> list[str]:
+        """Of all files, sorted."""
+        ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Whole or not at all."""
+
+
+def open_target(path: str | os.PathLike[str]) -> Target:
+    """The target that a path or a URL names; a relative path is of the folder in which the process stands now.
+
+    Raises:
+        MissingExtraError: a URL needs fsspec.
+        OSError: the folder cannot be made.
+    """
+    return UrlTarget(str(path)) if "://" in os.fspath(path) else FolderTarget(Path(path).absolute())
+
+
+class FolderTarget:
+    """A folder on any file system: files come by a temporary name and a rename."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._folder.iterdir())
+
+    def read(self, name: str) -> bytes:
+        return (self._folder / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        with replacement(self._folder / name) as part:
+            part.write_bytes(data)
+
+
+class UrlTarget:
+    """What fsspec reaches by a URL."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as error:
+            raise MissingExtraError(f"a run at {url.split('://')[0]}://", "fsspec", "parquet") from error
+        self._system, self._root = _open(url_to_fs, url)
+        self._whole = url.split("://")[0] in OBJECT_STORES
+
+    def names(self) -> list[str]:
+        try:
+            listed = self._system.ls(self._root, detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        return sorted(str(path).rstrip("/").rsplit("/", 1)[-1] for path in listed)
+
+    def read(self, name: str) -> bytes:
+        return self._system.cat_file(f"{self._root}/{name}")
+
+    def write(self, name: str, data: bytes) -> None:
+        final = f"{self._root}/{name}"
+        if self._whole:
+            self._system.pipe_file(final, data)
+            return
+        self._system.makedirs(self._root, exist_ok=True)
+        self._system.pipe_file(f"{final}.tmp", data)
+        self._system.mv(f"{final}.tmp", final)
+
+
+def _open(url_to_fs: Any, url: str) -> tuple[Any, str]:
+    try:
+        system, root = url_to_fs(url)
+    except (ImportError, ValueError) as error:  # the package of this protocol is missing, or there is no such protocol
+        raise OSError(f"{url.split('://')[0]}:// cannot be reached: {error}") from error
+    return system, root.rstrip("/")

@@ -1,28 +1,37 @@
-"""Where a run lies: its live file in its folder, or in the temporary folder where its file system takes none; and the
-folders and object stores that take whole files.
+"""Where the file of a run lies, how it is opened there to be written, at once or later, and what it held before.
+
+It lies in the run's folder, or in the temporary folder where the file system of that takes no live file.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
 import secrets
+import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
 
-from attemper.errors import MissingExtraError
-from attemper.files import replacement
-from attemper.store.lock import is_held
+from attemper.errors import InputError
+from attemper.readings.calls import apart
+from attemper.readings.labels import JOINED
+from attemper.readings.sample import SiteLabel
+from attemper.store.fragment import Fragment
+from attemper.store.parts import OURS, Parts, Target, open_target
+from attemper.store.process import UNNOTED, Lock, is_held, lost_beside
+from attemper.store.schema import Tables, open_to_read, read_about
 from attemper.store.store import Store
-from attemper.text import clean_name
+from attemper.text import call_of, clean_name, count
+
+logger = logging.getLogger("attemper")
 
 KNOWN_GOOD = frozenset(("ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs", "ntfs"))
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -78,14 +87,8 @@ def _windows_kind(folder: Path) -> str:
     return name.value.lower() if local and told else ""
 
 
-logger = logging.getLogger("attemper")
-
 PARQUET = "pyarrow"
 """The package that parts need."""
-OURS = re.compile(r"fragment-\d{1,9}(\.(sqlite(-wal|-shm|-journal)?|lock|token|lost-\d+)|-\d+-\d+\.(parquet|scalars))")
-"""Files of a run's folder that attemper wrote."""
-UNNOTED = "the disk was full or failed to the end of the process"
-"""Why samples are lost that a fragment itself could not note."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def set_aside(folder: Path, rank: int) -> None:
     ]
     if not own or is_held(folder / f"fragment-{rank}.lock"):
         return
-    beside = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
+    beside = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
     target = next(one for one in beside if not any(one.glob(f"fragment-{rank}[.-]*")))
     target.mkdir(exist_ok=True)
     for path in own:
@@ -160,97 +163,172 @@ def _scratch(token: str) -> Path:
     return folder
 
 
-def leave_lost(fragment: Path, samples: int) -> None:
-    """Leaves a number of lost samples as the name of an empty file beside the fragment, which takes no room."""
-    with suppress(OSError):
-        fragment.with_name(f"{fragment.stem}.lost-{samples}").touch()
+# --- the file ---
 
 
-def lost_beside(fragment: Path) -> list[tuple[Path, int]]:
-    """Files beside a fragment, or its lock, that say of lost samples, and how many each."""
-    found = ((path, path.suffix.removeprefix(".lost-")) for path in fragment.parent.glob(f"{fragment.stem}.lost-*"))
-    return [(path, int(number)) for path, number in found if number.isdecimal()]
+@dataclass(frozen=True)
+class Earlier:
+    """The run that a fragment held when it was opened to be written."""
+
+    model: str
+    heads: Mapping[tuple[str, str], int]
+    """(name, kind) of its sites -> how many heads they have."""
+    known: frozenset[str] | None
+    """Names of modules that attend, read or not; None where only some were watched."""
+    last_step: int
+    joined: Mapping[tuple[str, str], str]
+    """(Name, mode) of modules whose calls were one site, and why."""
+
+    @classmethod
+    def of(cls, tables: Tables, last_step: int) -> Earlier:
+        about = read_about(tables)
+        heads = {(name, kind): heads for name, kind, heads in tables.rows("SELECT name, kind, heads FROM site")}
+        covered = tables.rows("SELECT name, mode, reason FROM coverage")
+        expected = {_module(name) for name, _, _ in covered}
+        known = None if about.get("sites") else frozenset(expected | {_module(name) for name, _ in heads})
+        joined = {(_module(name), mode): why for name, mode, why in covered if name.endswith(JOINED) and why}
+        return cls(str(about.get("model") or ""), heads, known, last_step, joined)
+
+    def is_of(self, model: str, sites: Sequence[SiteLabel], modules: Container[str]) -> bool:
+        """Whether it was a run of the same model, as far as can be told.
+
+        Args:
+            model: class of the model that is watched now.
+            sites: what was seen of it in a sample.
+            modules: names of all of its modules.
+        """
+        if self.model not in ("", model):
+            return False
+        if any(self.heads.get((site.name, site.kind), site.heads) != site.heads for site in sites):
+            return False
+        seen = {_module(site.name) for site in sites}
+        gone = (name for name, _ in self.heads if _module(name) not in seen and name not in modules)
+        return all(_module(name) in modules for name in gone) and (self.known is None or seen <= self.known)
+
+    def _means(self, sites: Sequence[SiteLabel]) -> list[str]:
+        """Sites that were the mean over the calls of a module, each of which is a site now."""
+        calls = {(name, kind) for name, kind, _ in apart(sites)}
+        return [name for name, kind in self.heads if (name, kind) in calls and (f"{name}#2", kind) not in self.heads]
+
+    def difference(self, model: str, sites: Sequence[SiteLabel], modules: Container[str], step: int) -> str | None:
+        """What to say of it behind the name of its folder, where it was a run of another model, or where sites of it
+        were means; else None. Arguments are those of ``is_of``, and the step of the sample.
+        """
+        if not self.is_of(model, sites, modules):
+            now, before = _description(model, [one.heads for one in sites]), self.heads.values()
+            return (
+                f" holds a run of another model: {_description(self.model, before)}, up to step {self.last_step}. This "
+                f"one is of {now}. Both are kept in its file, but of the earlier one only steps below {step} are "
+                "shown. Give each run a separate folder, as in attemper.watch(model, store='runs/b')."
+            )
+        if not (names := self._means(sites)):
+            return None
+        more = f" (and {count(len(names) - 1, 'more site')})" if len(names) > 1 else ""
+        return (
+            f": up to step {self.last_step} {clean_name(names[0])}{more} is the mean over all calls of its module. "
+            f"From step {step} on it is the first call, the other calls are separate sites (#2, ...), and alarms take "
+            "it for a new site."
+        )
 
 
-OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"))
-"""An object appears whole or not at all; to rename it is to copy it."""
+def _module(site: str) -> str:
+    """Name of a site without the number of the call."""
+    return call_of(site.removesuffix(JOINED))[0]
 
 
-class Target(Protocol):
-    """Where files of a run are published."""
-
-    def names(self) -> list[str]:
-        """Of all files, sorted."""
-        ...
-
-    def read(self, name: str) -> bytes: ...
-
-    def write(self, name: str, data: bytes) -> None:
-        """Whole or not at all."""
+def _description(model: str, heads: Collection[int]) -> str:
+    return f"{clean_name(model) or 'a model'} with {count(len(heads), 'site')} and {count(sum(heads), 'head')}"
 
 
-def open_target(path: str | os.PathLike[str]) -> Target:
-    """The target that a path or a URL names; a relative path is of the folder in which the process stands now.
-
-    Raises:
-        MissingExtraError: a URL needs fsspec.
-        OSError: the folder cannot be made.
-    """
-    return UrlTarget(str(path)) if "://" in os.fspath(path) else FolderTarget(Path(path).absolute())
+MAY_END = (OSError, sqlite3.OperationalError)
+"""What may end by itself: a disk that is full, a folder that is read-only, a lock that somebody holds."""
 
 
-class FolderTarget:
-    """A folder on any file system: files come by a temporary name and a rename."""
+class Opening:
+    """Opens the file of a rank. What is done when the disk fails is not done again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, options: Store, rank: int, versions: Mapping[str, str] | None) -> None:
+        self._options, self._rank, self._versions = options, rank, versions
+        self._place: Place | None = None
+        self._lock: Lock | None = None
+        self._known = False
+        where = str(options.path) if options.is_url else os.path.realpath(options.path)
+        self.target = where, rank
+        """What tells the file from those of other runs and ranks of this process."""
+        self.last_step: int | None = None
+        """Of the last sample that the file had before."""
+        self.earlier: Earlier | None = None
+        """What it held then."""
 
-    def names(self) -> list[str]:
-        return sorted(path.name for path in self._folder.iterdir())
+    @property
+    def path(self) -> Path | None:
+        """Of the file; None where no folder could be made for it."""
+        return None if self._place is None else self._place.folder / f"fragment-{self._rank}.sqlite"
 
-    def read(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
+    def open(self) -> tuple[Fragment, Parts | None]:
+        """The file, to be written, and what publishes it.
 
-    def write(self, name: str, data: bytes) -> None:
-        with replacement(self._folder / name) as part:
-            part.write_bytes(data)
-
-
-class UrlTarget:
-    """What fsspec reaches by a URL."""
-
-    def __init__(self, url: str) -> None:
+        Raises:
+            OSError, sqlite3.OperationalError: the disk does not take it now. It may be asked for again.
+            LockHeldError: another writer has it.
+            InputError: it is something else, of a newer version, or has samples that were not known when it was asked
+                for first.
+        """
+        if self._place is None:
+            self._place = place_of(self._options, self._rank)
+        path = self.path
+        assert path is not None
+        if self._lock is None:
+            self._lock = Lock(path.with_suffix(".lock"))
         try:
-            from fsspec.core import url_to_fs
-        except ImportError as error:
-            raise MissingExtraError(f"a run at {url.split('://')[0]}://", "fsspec", "parquet") from error
-        self._system, self._root = _open(url_to_fs, url)
-        self._whole = url.split("://")[0] in OBJECT_STORES
+            return self._open(path, self._place)
+        except MAY_END:
+            if not self._known:
+                with suppress(InputError):  # there is none, or it cannot be read now
+                    self._note_earlier(open_to_read(path))
+            self._known = True
+            raise
 
-    def names(self) -> list[str]:
+    def release(self) -> None:
+        """Lets others write the file. Twice is once."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _open(self, path: Path, place: Place) -> tuple[Fragment, Parts | None]:
+        fragment = Fragment(
+            path,
+            rank=self._rank,
+            bits=self._options.bits,
+            max_bytes=self._options.max_bytes,
+            versions=self._versions,
+            write_ahead=place.write_ahead,
+        )
         try:
-            listed = self._system.ls(self._root, detail=False, refresh=True)
-        except FileNotFoundError:
-            return []
-        return sorted(str(path).rstrip("/").rsplit("/", 1)[-1] for path in listed)
+            for beside, samples in lost_beside(path):
+                fragment.lose(samples, fragment.last_step, UNNOTED)
+                beside.unlink(missing_ok=True)
+            if self._known and fragment.last_step != self.last_step:
+                raise InputError(f"{path.name} has samples to step {fragment.last_step} that could not be read before")
+            self._note_earlier(Tables(fragment.connection, fragment.lock))
+            parts = None if place.target is None else Parts(fragment, place.target, self._rank)
+            self.last_step = fragment.last_step
+        except BaseException:
+            fragment.connection.close()
+            raise
+        if place.why is not None:
+            logger.warning(
+                "attemper: the run is kept in %s: its folder is on a file system where SQLite cannot keep a "
+                "live file, and %s.",
+                path,
+                place.why,
+            )
+        return fragment, parts
 
-    def read(self, name: str) -> bytes:
-        return self._system.cat_file(f"{self._root}/{name}")
-
-    def write(self, name: str, data: bytes) -> None:
-        final = f"{self._root}/{name}"
-        if self._whole:
-            self._system.pipe_file(final, data)
-            return
-        self._system.makedirs(self._root, exist_ok=True)
-        self._system.pipe_file(f"{final}.tmp", data)
-        self._system.mv(f"{final}.tmp", final)
-
-
-def _open(url_to_fs: Any, url: str) -> tuple[Any, str]:
-    try:
-        system, root = url_to_fs(url)
-    except (ImportError, ValueError) as error:  # the package of this protocol is missing, or there is no such protocol
-        raise OSError(f"{url.split('://')[0]}:// cannot be reached: {error}") from error
-    return system, root.rstrip("/")
+    def _note_earlier(self, tables: Tables) -> None:
+        try:
+            last = tables.rows("SELECT step FROM sample ORDER BY id DESC LIMIT 1")
+            if last:
+                self.last_step = last[0][0]
+                self.earlier = Earlier.of(tables, last[0][0])
+        finally:
+            tables.close()

@@ -1,11 +1,11 @@
-"""The fragments of a run as one: what every rank wrote, by step and by site, and a whole run in few columns."""
+"""The fragments of a run as one: what every rank wrote, by step and by site; one step; a whole run in few columns."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from heapq import merge
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from attemper.readings.reading import FEWEST_KEYS, HeadReading, Reading, SiteReading, Skipped
 from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteLabel
-from attemper.store import pyramid
-from attemper.store.chunk import REST
-from attemper.store.compaction import Pair
+from attemper.store import compaction
+from attemper.store.compaction import REST, Pair, blocks_of, empty_blocks, join_blocks, level_for
 from attemper.store.scalars import Series, join
 from attemper.store.series import FragmentReader, Lost, Segment, between
+from attemper.text import date_of
 
 Array = np.ndarray
 
@@ -42,7 +43,7 @@ class Ranks:
         """Answers to all questions within belong together, whatever the writers do meanwhile. One may hold others."""
         with ExitStack() as snapshots:
             for reader in self.readers if not self._within else ():
-                snapshots.enter_context(reader.snapshot())
+                snapshots.enter_context(reader.tables.snapshot())
             before, self._within = self._within, True
             try:
                 yield
@@ -218,6 +219,65 @@ def _join_heads(whole: SiteLabel, parts: Sequence[tuple[SiteLabel, Array]]) -> A
     return found
 
 
+# --- one sample ---
+
+_FIELDS = tuple(part.name for part in fields(HeadReading) if part.name in QUANTITIES)
+_NONE_STORED: dict[str, Any] = {"normalized_entropy_histogram": (), "by_visible_keys": ()}
+"""Histograms and curves of a head: no history keeps them."""
+
+
+def reading_of(sample: Sample, about: Mapping[str, Any], skipped: Iterable[Skipped] = ()) -> Reading:
+    """What a watch showed at this step, as far as it was stored; a number that was not is None."""
+    return Reading(
+        model=str(about.get("model", "")),
+        tokens=sample.tokens,
+        backend=str(about.get("backend", "")),
+        sites=tuple(_site(sample, label) for label in sample.sites),
+        skipped=tuple(skipped),
+        sampled_rows=about.get("rows"),
+        fewest_keys=about.get("fewest_keys", FEWEST_KEYS),
+        date=date_of(sample.time),
+        dtype=about.get("dtype"),
+        revision=about.get("revision"),
+        versions=about.get("versions"),
+    )
+
+
+def _site(sample: Sample, label: SiteLabel) -> SiteReading:
+    heads = sample.places[label.key]
+    columns = {name: _numbers(name, row[heads]) for name, row in zip(sample.quantities, sample.values, strict=True)}
+    return SiteReading(
+        name=label.name,
+        kind=label.kind,
+        mode=label.mode,
+        queries=_largest(columns.get("queries", [])),
+        keys=_largest(columns.get("keys", [])),
+        heads=tuple(_head(label, place, columns) for place in range(label.heads)),
+        normalizer=label.normalizer,
+        layer=label.layer,
+    )
+
+
+def _head(label: SiteLabel, place: int, columns: Mapping[str, list[Any]]) -> HeadReading:
+    values: dict[str, Any] = {name: columns[name][place] if name in columns else None for name in _FIELDS}
+    values |= {name: values[name] or 0 for name in _FIELDS if QUANTITIES[name].exact}
+    judged = bool(columns["judged_rows"][place]) if "judged_rows" in columns else False
+    return HeadReading(head=label.head_numbers[place], layer=label.layer, judged=judged, **_NONE_STORED, **values)
+
+
+def _numbers(name: str, row: np.ndarray) -> list[Any]:
+    """Counts as whole numbers, others in the fewest digits that tell them from their neighbours; None for NaN."""
+    to = int if QUANTITIES[name].exact else (lambda value: float(str(np.float32(value))))
+    return [to(value) if np.isfinite(value) else None for value in row]
+
+
+def _largest(counts: list[int | None]) -> int:
+    return max((count for count in counts if count is not None), default=0)
+
+
+# --- a whole run in few columns ---
+
+
 @dataclass(frozen=True, eq=False)
 class Columns:
     """A statistic of a site over a run: each column stands for neighbouring samples."""
@@ -238,34 +298,34 @@ def columns(ranks: Ranks, statistic: str, key: SiteKey, most: int) -> Columns:
     else:
         steps = ranks.steps()
         (values,) = ranks.values(statistic, [key], steps)
-        blocks = pyramid.blocks(values[:, None])
+        blocks = blocks_of(values[:, None])
     many = max(1, -(-len(steps) // most))
-    more = pyramid.empty_blocks(-len(blocks) % many, blocks.shape[-1])
-    blocks = pyramid.join(np.concatenate([blocks, more]), many)
-    parts = (blocks[:, part] for part in (pyramid.LEAST, pyramid.MEAN, pyramid.LARGEST))
+    more = empty_blocks(-len(blocks) % many, blocks.shape[-1])
+    blocks = join_blocks(np.concatenate([blocks, more]), many)
+    parts = (blocks[:, part] for part in (compaction.LEAST, compaction.MEAN, compaction.LARGEST))
     return Columns(steps[::many], *parts)
 
 
 def _of_fragment(reader: FragmentReader, statistic: str, key: SiteKey, most: int) -> tuple[Array, Array]:
     """[blocks] steps and [blocks, 4, heads], of blocks that hold a sample that counts."""
     moments, pairs = reader.moments, reader.pairs(statistic, key)
-    level = pyramid.level_for(int(moments["id"][-1]) + 1, most)
+    level = level_for(int(moments["id"][-1]) + 1, most)
     if not level:
         steps = np.unique(moments["step"])
         (values,) = reader.values(statistic, [key], steps)
-        return steps, pyramid.blocks(values[:, None])
+        return steps, blocks_of(values[:, None])
     places, firsts = np.unique(moments["id"] >> level, return_index=True)
     parts = [_of_pair(reader, pair, level, int(places[-1]) + 1)[places] for pair in pairs]
     heads = max(part.shape[-1] for part in parts)
-    wide = [np.concatenate([part, pyramid.empty_blocks(len(part), heads - part.shape[-1])], -1) for part in parts]
-    return moments["step"][firsts], pyramid.join(np.stack(wide, 1).reshape(-1, 4, heads), len(parts))
+    wide = [np.concatenate([part, empty_blocks(len(part), heads - part.shape[-1])], -1) for part in parts]
+    return moments["step"][firsts], join_blocks(np.stack(wide, 1).reshape(-1, 4, heads), len(parts))
 
 
 def _of_pair(reader: FragmentReader, pair: Pair, level: int, many: int) -> Array:
     """[many, 4, heads]: the blocks of a level from the first on."""
     rows = reader.pyramid_rows(pair, level)
     known = np.zeros(many, bool)
-    found = pyramid.empty_blocks(many, max((row.shape[-1] for row in rows.values()), default=0))
+    found = empty_blocks(many, max((row.shape[-1] for row in rows.values()), default=0))
     for first, row in rows.items():
         place = first >> level
         found[place : place + len(row)] = row
@@ -276,7 +336,7 @@ def _of_pair(reader: FragmentReader, pair: Pair, level: int, many: int) -> Array
     for first, last in _stretches(~known):
         blocks = _of_samples(reader, pair, level, (first, last))
         if not found.shape[-1]:
-            found = pyramid.empty_blocks(many, blocks.shape[-1])
+            found = empty_blocks(many, blocks.shape[-1])
         if blocks.shape[-1]:
             found[first:last] = blocks
     return found
@@ -289,11 +349,11 @@ def _of_samples(reader: FragmentReader, pair: Pair, level: int, ends: tuple[int,
     counts = (samples >= start) & (samples < stop)
     for first, end in reader.replaced:
         counts &= (samples < first) | (samples >= end)
-    found = pyramid.empty_blocks(ends[1] - ends[0], values.shape[1])
+    found = empty_blocks(ends[1] - ends[0], values.shape[1])
     # A block at a time: a thinned run has numbers of few of its samples, and room for all of them would be too much.
     places, firsts = np.unique(samples[counts] >> level, return_index=True)
     for place, one in zip(places.tolist(), np.split(values[counts], firsts[1:]), strict=False):
-        found[place - ends[0]] = pyramid.blocks(one[None])[0]
+        found[place - ends[0]] = blocks_of(one[None])[0]
     return found
 
 

@@ -20,10 +20,9 @@ from attemper.readings.reading import Alarm, Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel, quantity
 from attemper.store import export
 from attemper.store.checksum import UNCHECKED
-from attemper.store.ranks import Ranks
+from attemper.store.ranks import Ranks, reading_of
 from attemper.store.series import Lost, Segment
 from attemper.store.store import SHADOWED, UNNUMBERED
-from attemper.store.stored_sample import reading
 from attemper.store.verdict import Verdict, why_unmeasured
 from attemper.text import clean, clean_name, count, first_of
 
@@ -291,7 +290,7 @@ class StoredRun:
     def _reading(self, step: int) -> Reading:
         with self.ranks.snapshot():
             skipped = [Skipped(one.name, one.reason) for one in self.coverage.skipped]
-            return reading(self.ranks.sample(step), self.about, skipped)
+            return reading_of(self.ranks.sample(step), self.about, skipped)
 
     @property
     def _last_step(self) -> int:

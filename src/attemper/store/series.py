@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +13,23 @@ import numpy as np
 from attemper.documents import check_document, parse_json
 from attemper.errors import InputError
 from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteLabel
-from attemper.store import pyramid
 from attemper.store.checksum import JUDGED_VERSION, damage, get, has_unchecked, whole
-from attemper.store.chunk import REST, join_counts, unpack
-from attemper.store.compaction import CHUNK, MOMENT, Layout, Pair, layouts, moments
-from attemper.store.lock import is_held
-from attemper.store.place import UNNOTED, lost_beside
+from attemper.store.compaction import (
+    CHUNK,
+    FIRST_LEVEL,
+    LEVEL_STEP,
+    MOMENT,
+    REST,
+    Layout,
+    Pair,
+    join_counts,
+    layouts,
+    moments,
+    row_span,
+    split_counts,
+    unpack,
+)
+from attemper.store.process import UNNOTED, is_held, lost_beside
 from attemper.store.scalars import Series, read, state, thinned_until
 from attemper.store.schema import DAMAGED, Tables, read_about
 
@@ -86,7 +96,7 @@ class FragmentReader:
         """
         self.rank, self._since = rank, since
         self._lock, self._until = lock, until
-        self._tables = tables
+        self.tables = tables
         self._read = self._kept = np.zeros(0, MOMENT)
         """All samples as they were read last, and those of them that count."""
         self._edges = np.zeros(1, np.int64)
@@ -116,28 +126,20 @@ class FragmentReader:
         return time.time() < self._until or (self._lock is not None and is_held(self._lock))
 
     def close(self) -> None:
-        self._tables.close()
+        self.tables.close()
 
     def __del__(self) -> None:
         self.close()
-
-    def copy(self, path: Path) -> None:
-        """A whole copy of the fragment, also while it is written to."""
-        self._tables.copy(path)
-
-    def snapshot(self) -> AbstractContextManager[None]:
-        """Answers to all questions within belong together, whatever the writer does meanwhile."""
-        return self._tables.snapshot()
 
     # --- what the fragment says of the run ---
 
     @property
     def about(self) -> dict[str, Any]:
-        return read_about(self._tables)
+        return read_about(self.tables)
 
     @property
     def statistics(self) -> dict[str, int]:
-        return {name: number for number, name, *_ in whole(self._tables.rows, "statistic")}
+        return {name: number for number, name, *_ in whole(self.tables.rows, "statistic")}
 
     @property
     def sites(self) -> dict[SiteKey, SiteLabel]:
@@ -147,12 +149,12 @@ class FragmentReader:
     @property
     def _places(self) -> list[tuple[SiteLabel, int]]:
         # A file of an earlier version has not all columns of a label: what it lacks is as the label's default.
-        return [(SiteLabel(*label), site) for site, *label in whole(self._tables.rows, "site")]
+        return [(SiteLabel(*label), site) for site, *label in whole(self.tables.rows, "site")]
 
     @property
     def segments(self) -> list[Segment]:
         moments, found = self.moments, []
-        for number, _, _, began, rank, process, versions in whole(self._tables.rows, "segment"):
+        for number, _, _, began, rank, process, versions in whole(self.tables.rows, "segment"):
             steps = moments["step"][moments["segment"] == number]
             ends = (int(steps[0]), int(steps[-1])) if len(steps) else (None, None)
             told = check_document(parse_json(versions, f"{DAMAGED} versions"), {str: str}, "versions of the run")
@@ -162,11 +164,11 @@ class FragmentReader:
     @property
     def coverage(self) -> dict[SiteKey, str | None]:
         """Every site that was expected -> None where it was read, else why it was not."""
-        return {(name, kind, mode): reason for name, kind, mode, reason in whole(self._tables.rows, "coverage")}
+        return {(name, kind, mode): reason for name, kind, mode, reason in whole(self.tables.rows, "coverage")}
 
     @property
     def lost(self) -> list[Lost]:
-        rows = whole(self._tables.rows, "lost")
+        rows = whole(self.tables.rows, "lost")
         noted = [Lost(samples, reason, noted, step) for _, step, noted, samples, reason in rows]
         beside = [] if self._lock is None else lost_beside(self._lock)
         return [*noted, *(Lost(samples, UNNOTED, path.stat().st_mtime) for path, samples in beside)]
@@ -174,29 +176,34 @@ class FragmentReader:
     @property
     def scalars(self) -> dict[str, Series]:
         """Numbers of steps that the loop gave, by name."""
-        with self._tables.snapshot():
-            now = state(self._tables.rows)
+        with self.tables.snapshot():
+            now = state(self.tables.rows)
             if self._scalars is None or self._scalars[0] != now:
-                self._scalars = now, read(self._tables.rows)
+                self._scalars = now, read(self.tables.rows)
         return self._scalars[1]
 
     @property
     def scalars_thinned_until(self) -> int | None:
         """Up to which step; None where all are there."""
-        return thinned_until(self._tables.rows)
+        return thinned_until(self.tables.rows)
 
     @property
     def moments(self) -> Array:
         """[samples] of ``MOMENT`` that count, by step. Two have the same step where a step had two passes."""
-        with self._tables.snapshot():
+        self._look()
+        return self._kept
+
+    def _look(self) -> None:
+        """Reads which samples there are, where that has changed."""
+        with self.tables.snapshot():
             # Samples are added at the end, and taken away only together with chunks.
-            (counts,) = self._tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
+            (counts,) = self.tables.rows("SELECT (SELECT max(id) FROM sample), (SELECT count(*) FROM chunk)")
             state = counts, self._first_rank.starts if self._first_rank else []
             if state != self._state:
-                self._read, self._edges = moments(self._tables.rows, self._since)
+                self._read, self._edges = moments(self.tables.rows, self._since)
                 self._unchecked = None
                 self._kept = self._not_replaced(self._read)
-                self._layouts, self._held = layouts(self._tables.rows), {}
+                self._layouts, self._held = layouts(self.tables.rows), {}
                 if not set(np.unique(self._read["layout"]).tolist()) <= self._layouts.keys():
                     raise InputError(f"{DAMAGED} a sample has no layout.")
                 keys, names = {site: label.key for label, site in self._places}, {*self.statistics.values()}
@@ -206,19 +213,18 @@ class FragmentReader:
                     ):
                         raise InputError(f"{DAMAGED} a layout has unknown statistics, or a site twice.")
                 self._state = state
-        return self._kept
 
     @property
     def unchecked(self) -> bool:
         """Whether any of it has no checksum: an earlier version wrote it."""
         if len(self.moments) and self._unchecked is None:
-            self._unchecked = has_unchecked(self._tables.rows)
+            self._unchecked = has_unchecked(self.tables.rows)
         return bool(self._unchecked)
 
     @property
     def starts(self) -> list[Start]:
         """Of each segment that has or had a sample, in their order. Thinning takes samples, and no start."""
-        return [Start(*row[:4]) for row in whole(self._tables.rows, "segment") if row[2] is not None]
+        return [Start(*row[:4]) for row in whole(self.tables.rows, "segment") if row[2] is not None]
 
     @property
     def restarts(self) -> list[int]:
@@ -244,10 +250,10 @@ class FragmentReader:
         Returns:
             How many samples they saw, the CRC-32 of the moments of these, and what ``RunJudge.to_bytes`` gave.
         """
-        ((version,),) = self._tables.rows("PRAGMA user_version")
+        ((version,),) = self.tables.rows("PRAGMA user_version")
         if version < JUDGED_VERSION:
             return []
-        rows = get(self._tables.rows, "verdict", "WHERE laws = ? ORDER BY samples DESC", (laws,))
+        rows = get(self.tables.rows, "verdict", "WHERE laws = ? ORDER BY samples DESC", (laws,))
         return [row[1:] for row in rows]
 
     # --- numbers ---
@@ -274,6 +280,13 @@ class FragmentReader:
         """Of each of ``moments`` the statistics of these names that it holds."""
         for block in self.blocks(moments, names):
             yield from block.each()
+
+    def replay(self, first: int, last: int) -> dict[int, Sample]:
+        """The samples with numbers from ``first`` to ``last`` that are left, replaced or not, as they were stored."""
+        with self.tables.snapshot():
+            self._look()
+            taken = self._read[(self._read["id"] >= first) & (self._read["id"] <= last)]
+            return dict(zip(taken["id"].tolist(), map(split_counts, self.samples(taken, self.statistics)), strict=True))
 
     def blocks(self, moments: Array, names: Container[str] = QUANTITIES) -> Iterator[Samples]:
         """The same, neighbours with the same sites together."""
@@ -332,7 +345,7 @@ class FragmentReader:
         if self._hot_of != (self._state, span):
             taken = self._read[(self._read["id"] >= max(span[0], self._edges[-1])) & (self._read["id"] <= span[1])]
             ends = (int(taken["id"][0]), int(taken["id"][-1])) if len(taken) else (0, -1)
-            rows = get(self._tables.rows, "hot", "WHERE sample BETWEEN ? AND ? ORDER BY sample", ends)
+            rows = get(self.tables.rows, "hot", "WHERE sample BETWEEN ? AND ? ORDER BY sample", ends)
             if [sample for sample, _ in rows] != taken["id"].tolist():
                 raise damage("some of its samples have no number")
             found = zip(rows, taken["layout"].tolist(), strict=True)
@@ -352,7 +365,7 @@ class FragmentReader:
         the first is that of a chunk, and what follows in the chunk of the last comes with it.
         """
         where = "WHERE statistic = ? AND site = ? AND first BETWEEN ? AND ? ORDER BY first"
-        rows = get(self._tables.rows, "cold", where, (*pair, *span))
+        rows = get(self.tables.rows, "cold", where, (*pair, *span))
         parts = [unpack(numbers) for *_, numbers in rows]
         samples, firsts = self._cold(pair, span)
         if [row[:3] for row in rows] != [(*pair, first) for first in firsts] or sum(map(len, parts)) != len(samples):
@@ -369,7 +382,7 @@ class FragmentReader:
 
     def pyramid_rows(self, pair: Pair, level: int) -> dict[int, Array]:
         """First sample -> blocks [blocks, 4, heads] of a level of the pyramid."""
-        found = get(self._tables.rows, "pyramid", "WHERE statistic = ? AND site = ? AND level = ?", (*pair, level))
+        found = get(self.tables.rows, "pyramid", "WHERE statistic = ? AND site = ? AND level = ?", (*pair, level))
         if any(row[:3] != (*pair, level) for row in found):
             raise damage("its index leads to other rows")
         rows = {first: unpack(numbers) for *_, first, numbers in found}
@@ -378,8 +391,8 @@ class FragmentReader:
     def check_pyramid(self, pair: Pair, level: int, known: Array) -> None:
         """``known``: which blocks of a level, from the first on, the file has of a statistic of a site."""
         holding, stop = self._holding(pair), int(self._edges[-1])
-        if level > pyramid.FIRST_LEVEL:
-            stop -= stop % pyramid.row_span(level - pyramid.LEVEL_STEP)
+        if level > FIRST_LEVEL:
+            stop -= stop % row_span(level - LEVEL_STEP)
         spacings = np.diff(self._edges) // CHUNK
         kept = holding[holding < stop]
         kept = kept[spacings[np.searchsorted(self._edges, kept, "right") - 1] >> level == 0] >> level

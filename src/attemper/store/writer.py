@@ -8,7 +8,6 @@ dropped and counted.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
@@ -23,13 +22,13 @@ from attemper.errors import InputError
 from attemper.readings.sample import Sample, SiteKey
 from attemper.store import process
 from attemper.store.compaction import CHUNK
-from attemper.store.fragment import Fragment, replay
-from attemper.store.lock import LockHeldError
-from attemper.store.opening import MAY_END, Earlier, Opening
+from attemper.store.fragment import Fragment
 from attemper.store.parts import Parts
-from attemper.store.place import leave_lost
-from attemper.store.scalars import Steps, by_step, read
+from attemper.store.place import MAY_END, Earlier, Opening
+from attemper.store.process import LockHeldError, leave_lost
+from attemper.store.scalars import Steps, by_step
 from attemper.store.schema import FORKED, Tables
+from attemper.store.series import FragmentReader
 from attemper.store.store import DEFAULT_BITS, Store
 from attemper.store.verdict import Keeper
 from attemper.text import clean_name
@@ -301,13 +300,12 @@ class Writer:
         self._settled -= left
         self._failed = self._settled  # thinned meanwhile
         self.pending, self._refused, self.trouble = False, None, None
-        facts = {name: json.loads(value) for name, value in memory.rows("SELECT name, value FROM about")}
-        sites = {tuple(site): why for *site, why in memory.rows("SELECT name, kind, mode, reason FROM coverage")}
-        self._insist(lambda: fragment.describe(facts), self.last_step)
-        self._insist(lambda: fragment.cover(sites), self.last_step)
-        self._insist(lambda: fragment.keep_scalars(by_step(read(memory.rows))), self.last_step)
+        held = FragmentReader(memory)
+        self._insist(lambda: fragment.describe(held.about), self.last_step)
+        self._insist(lambda: fragment.cover(held.coverage), self.last_step)
+        self._insist(lambda: fragment.keep_scalars(by_step(held.scalars)), self.last_step)
         for first in range(0, end + 1, CHUNK):
-            for sample in replay(memory, first, first + CHUNK - 1):
+            for sample in held.replay(first, first + CHUNK - 1).values():
                 self._settled_bytes -= sample.values.nbytes
                 self._append(sample)
 
