@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from attemper.errors import InputError
 from attemper.readings.sample import SiteLabel
 from attemper.store import process, schema, writer
 from attemper.store.compaction import round_bits
@@ -85,7 +86,7 @@ def count_read(folder: Path) -> int | None:
     """Samples that can be read whole: every number of them is compared."""
     try:
         tables = schema.open_to_read(folder / "fragment-0.sqlite")
-    except (schema.NotARunError, OSError):
+    except (InputError, OSError):
         return None
     found = 0
     reader = FragmentReader(tables)

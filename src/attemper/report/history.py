@@ -21,9 +21,9 @@ from attemper.readings.history import mean
 from attemper.readings.reading import Alarm, Reading, number
 from attemper.readings.sample import SiteKey
 from attemper.statistics import SHOWN
-from attemper.store.ranks import Columns, columns
+from attemper.store.ranks import columns
 from attemper.store.run import StoredRun
-from attemper.store.scalars import scalar_columns
+from attemper.store.scalars import Columns, scalar_columns
 from attemper.text import round_digits
 
 Array = np.ndarray

@@ -53,7 +53,7 @@ class Fragment:
         """Opens or makes the file and begins a segment in it; None for a history in memory.
 
         Raises:
-            NotARunError: the file is something else, or of a newer version.
+            InputError: the file is something else, or of a newer version.
             OSError, sqlite3.Error: the disk is full, failed, or refuses locks.
         """
         self.path = path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from heapq import merge
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -17,7 +17,7 @@ from attemper.readings.reading import FEWEST_KEYS, HeadReading, Reading, SiteRea
 from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteLabel
 from attemper.store import compaction
 from attemper.store.compaction import REST, Pair, blocks_of, empty_blocks, join_blocks, level_for
-from attemper.store.scalars import Series, join
+from attemper.store.scalars import Columns, Series, join
 from attemper.store.series import FragmentReader, Lost, Segment, between
 from attemper.text import date_of
 
@@ -276,18 +276,6 @@ def _largest(counts: list[int | None]) -> int:
 
 
 # --- a whole run in few columns ---
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """A statistic of a site over a run: each column stands for neighbouring samples."""
-
-    steps: Array
-    """[columns] the first step of each."""
-    least: Array
-    """[columns, heads] float32, NaN where nothing is known. Numbers of the pyramid have 10 bits of mantissa."""
-    mean: Array
-    largest: Array
 
 
 def columns(ranks: Ranks, statistic: str, key: SiteKey, most: int) -> Columns:

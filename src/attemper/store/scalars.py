@@ -55,25 +55,28 @@ class Series(NamedTuple):
         return found
 
 
-class ScalarColumns(NamedTuple):
-    """Numbers of one name over a run: each column stands for neighbouring steps. NaN where none is finite."""
+class Columns(NamedTuple):
+    """Numbers over a run: each column stands for neighbouring samples, or steps. NaN where nothing is known."""
 
     steps: np.ndarray
     """[columns] the first step of each."""
     least: np.ndarray
-    """[columns] float64."""
+    """[columns, heads] float32 of a statistic, where numbers of the pyramid have 10 bits of mantissa; [columns] float64
+    of a number that the loop gave, of the finite ones.
+    """
     mean: np.ndarray
     largest: np.ndarray
 
 
-def scalar_columns(series: Series, most: int) -> ScalarColumns:
+def scalar_columns(series: Series, most: int) -> Columns:
+    """At most ``most`` columns."""
     steps, values = series
     if not len(steps):
-        return ScalarColumns(steps, *(np.zeros(0) for _ in range(3)))
+        return Columns(steps, *(np.zeros(0) for _ in range(3)))
     many = -(-len(steps) // most)
     finite = np.where(np.isfinite(values), values, np.nan).astype(np.float64)
     rows = np.pad(finite, (0, -len(steps) % many), constant_values=np.nan).reshape(-1, many)
-    return ScalarColumns(steps[::many], np.fmin.reduce(rows, 1), mean(rows.T), np.fmax.reduce(rows, 1))
+    return Columns(steps[::many], np.fmin.reduce(rows, 1), mean(rows.T), np.fmax.reduce(rows, 1))
 
 
 class _Stretch(NamedTuple):

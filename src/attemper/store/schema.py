@@ -119,10 +119,6 @@ class _Connection(sqlite3.Connection):
 _open: weakref.WeakSet[_Connection] = weakref.WeakSet()
 
 
-class NotARunError(InputError):
-    """A file is something else, damaged, or of a newer version."""
-
-
 def _check_cells(names: Sequence[str], rows: Sequence[Row]) -> None:
     """Raises InputError if a cell of an answer is not of the type that its column was declared with."""
     for name, cells in zip(names, zip(*rows, strict=True), strict=False):
@@ -224,7 +220,7 @@ def open_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
         write_ahead: whether readers may read beside the writer; only on file systems that are known to lock.
 
     Raises:
-        NotARunError: the file is something else, or of a newer version.
+        InputError: the file is something else, or of a newer version.
         sqlite3.Error: the disk is full, failed, or refuses locks.
     """
     new = not path.exists() or path.stat().st_size == 0
@@ -239,7 +235,7 @@ def open_to_write(path: Path, *, write_ahead: bool) -> sqlite3.Connection:
             for end in ("", "-journal", "-wal", "-shm"):
                 path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
         if isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error):
-            raise NotARunError(not_a_run(path)) from error
+            raise InputError(not_a_run(path)) from error
         raise
     return connection
 
@@ -257,7 +253,7 @@ def open_to_read(path: Path) -> Tables:
         return Tables(_connect_to_read(path))
     except (sqlite3.Error, UnicodeDecodeError) as error:
         damaged = f"{clean_name(path.name)} is a file of an attemper run, but damaged or cut off."
-        raise NotARunError(f"{damaged if is_ours(path) else not_a_run(path)} ({error})") from error
+        raise InputError(f"{damaged if is_ours(path) else not_a_run(path)} ({error})") from error
 
 
 def is_ours(path: Path) -> bool:
@@ -309,7 +305,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
             if "immutable" in options or not unopened:
                 raise
             if path.with_name(f"{path.name}-wal").exists():
-                raise NotARunError(
+                raise InputError(
                     f"{clean_name(path.name)} was not closed, and what is in the log beside it cannot be read in a "
                     "write-protected folder: copy the whole folder to where you may write, and open it there."
                 ) from error
@@ -332,13 +328,13 @@ def _prepare(connection: sqlite3.Connection, *, new: bool, journal: str) -> None
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
     if path.is_file() and not path.stat().st_size:
-        raise NotARunError(f"{clean_name(path.name)} is empty: the process that made it ended before its first sample.")
+        raise InputError(f"{clean_name(path.name)} is empty: the process that made it ended before its first sample.")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION:
-        raise NotARunError(not_a_run(path))
+        raise InputError(not_a_run(path))
     if version > VERSION:
-        raise NotARunError(
+        raise InputError(
             f"{clean_name(path.name)} was written by a newer attemper: its version is {version}, and this one reads "
             f"up to {VERSION}. Upgrade attemper: pip install --upgrade attemper."
         )

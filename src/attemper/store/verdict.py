@@ -90,16 +90,15 @@ class Verdict:
         return self._loss
 
     def _judge_samples(self) -> RunJudge:
-        with self._ranks.snapshot():
-            now = [between(reader.moments, None, self._stop) for reader in self._ranks.readers]
-            same = len(now) == len(self._seen) and all(map(np.array_equal, self._seen, now))
-            if self._judge is not None and same:
-                return self._judge
-            start = len(self._seen[0]) if len(now) == len(self._seen) == 1 else 0
-            if self._judge is None or not start or not np.array_equal(now[0][:start], self._seen[0]):
-                self._judge, start = self._first_judge(now)
-            self._judge.feed_all(self._ranks.blocks([moments[start:] for moments in now], JUDGED))
-            self._seen = now
+        now = [between(moments, None, self._stop) for moments in self._ranks.moments]
+        same = len(now) == len(self._seen) and all(map(np.array_equal, self._seen, now))
+        if self._judge is not None and same:
+            return self._judge
+        start = len(self._seen[0]) if len(now) == len(self._seen) == 1 else 0
+        if self._judge is None or not start or not np.array_equal(now[0][:start], self._seen[0]):
+            self._judge, start = self._first_judge(now)
+        self._judge.feed_all(self._ranks.blocks([moments[start:] for moments in now], JUDGED))
+        self._seen = now
         return self._judge
 
     def _first_judge(self, now: list[np.ndarray]) -> tuple[RunJudge, int]:
