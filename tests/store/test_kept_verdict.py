@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import attemper
@@ -27,7 +26,7 @@ from attemper.store.checksum import checksum
 from attemper.store.fragment import Fragment
 from attemper.store.verdict import Keeper
 from attemper.store.writer import open_writer
-from tests.support.runs import collapsing, in_turns, of_site, restless, with_gaps
+from tests.support.runs import change, collapsing, in_turns, of_site, restless, taken_by, with_gaps
 
 FILE = "fragment-0.sqlite"
 
@@ -117,11 +116,6 @@ def kept(folder: Path) -> list[int]:
         return [many for (many,) in connection.execute("SELECT samples FROM verdict ORDER BY samples")]
 
 
-def change(path: Path, *statement: Any) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(*statement)
-
-
 def without(folder: Path) -> Path:
     """A copy without any verdict."""
     copy = shutil.copytree(folder, folder.with_name(f"{folder.name} without"), dirs_exist_ok=True)
@@ -206,10 +200,7 @@ def test_a_process_that_goes_on_judges_only_what_is_new_and_after_what_was_kept_
 def test_limits_of_the_watch_are_kept_and_others_are_computed(tmp_path: Path, fed: list[int]) -> None:
     watched = AlarmLimits(logits=5.0, drift=None, sites={"layers.1.*": {"layer_fallen": None, "falling": 0.01}})
     others = AlarmLimits(logits=6.0), AlarmLimits(sites={"layers.1.*": {"logits": 5.0}}), AlarmLimits()
-    run = open_writer(tmp_path / "a", about={"limits": watched.to_dict(), "fewest_keys": 8})
-    for one in part(0, 200):
-        run.take(one)
-    run.close()
+    taken_by(open_writer(tmp_path / "a", about={"limits": watched.to_dict(), "fewest_keys": 8}), part(0, 200))
     assert kept(tmp_path / "a")[-1] == 200
     fed.clear()
     with attemper.open(tmp_path / "a") as found:
@@ -278,19 +269,6 @@ def test_a_run_that_was_thinned_has_no_verdict_also_where_it_goes_on(folder: Pat
     session(folder, (replace(one, step=one.step + 10_000) for one in part(0, 150)))
     assert not fed
     assert not kept(folder)
-
-
-@pytest.mark.slow("takes many seconds")
-def test_counts_beyond_float32_and_all_bits_are_judged_as_they_are_read(tmp_path: Path) -> None:
-    def large() -> Iterator[Sample]:
-        for one in part(0, 150):
-            values = one.values.astype(np.float64)
-            values[one.quantities.index("rows")] = 2.0**24 + 1 + one.step
-            yield replace(one, values=values)
-
-    session(tmp_path / "a", large(), bits=None)
-    assert kept(tmp_path / "a")
-    assert told(tmp_path / "a") == told(without(tmp_path / "a"))
 
 
 def test_a_reader_goes_on_from_what_was_kept_while_the_run_is_written(tmp_path: Path, fed: list[int]) -> None:
@@ -381,20 +359,10 @@ def test_numbers_that_are_none_are_not_taken_though_their_checksum_fits(folder: 
 # --- the writer ---
 
 
-@pytest.mark.parametrize("wrong", [InputError("no"), ZeroDivisionError(), sqlite3.OperationalError("disk is full")])
-@pytest.mark.quick("wrong1")
-def test_what_goes_wrong_while_a_run_is_judged_loses_no_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Exception
-) -> None:
-    def fail(*_: object) -> None:
-        raise wrong
-
-    monkeypatch.setattr(RunJudge, "feed_all", fail)
-    run = open_writer(tmp_path / "a")
-    for one in part(0, 150):
-        run.take(one)
-    run.close()
-    monkeypatch.undo()
+def test_what_goes_wrong_while_a_run_is_judged_loses_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(RunJudge, "feed_all", lambda *_: 1 / 0)
+        run = taken_by(open_writer(tmp_path / "a"), part(0, 150))
     assert (run.written, run.dropped) == (150, 0)
     assert not kept(tmp_path / "a")
     assert alarms(tmp_path / "a")
@@ -402,8 +370,5 @@ def test_what_goes_wrong_while_a_run_is_judged_loses_no_sample(
 
 @pytest.mark.slow("takes a second")
 def test_a_writer_in_memory_judges_nothing(fed: list[int]) -> None:
-    run = open_writer(None)
-    for one in part(0, 150):
-        run.take(one)
-    run.close()
+    taken_by(open_writer(None), part(0, 150))
     assert not fed

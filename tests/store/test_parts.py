@@ -21,7 +21,7 @@ from attemper.store.scalars import read
 from attemper.store.schema import Tables
 from attemper.store.series import FragmentReader
 from attemper.store.writer import Writer, open_writer
-from tests.support.samples import NAMES, sample, samples, sites
+from tests.support.samples import NAMES, assert_same, sample, samples, sites
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (extra parquet)")
 
@@ -53,20 +53,6 @@ def write(where, taken, **options) -> Writer:
 
 def taken_in(tables: Tables) -> list[Sample]:
     return list(FragmentReader(tables).replay(0, 1000).values())
-
-
-def assert_same(found, taken) -> None:
-    assert len(found) == len(taken)
-    for one, expected in zip(found, taken, strict=True):
-        assert (one.step, one.time, one.tokens, one.sites) == (
-            expected.step,
-            expected.time,
-            expected.tokens,
-            expected.sites,
-        )
-        assert one.quantities == expected.quantities
-        for name, row, other in zip(one.quantities, one.values, expected.values, strict=True):
-            assert np.array_equal(row, round_bits(other, None if name.endswith("rows") else 15), equal_nan=True)
 
 
 def test_every_128_samples_are_published_and_the_rest_at_the_end(where):

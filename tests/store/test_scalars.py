@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from attemper.store.ranks import Ranks
 from attemper.store.run import StoredRun
 from attemper.store.scalars import BLOCK, Series, as_float32, by_step, pack, read, unpack
 from attemper.store.series import FragmentReader
+from tests.support.runs import change
+from tests.support.runs import written as written_samples
 from tests.support.samples import samples
 
 
@@ -103,13 +106,9 @@ def test_a_transaction_that_fails_leaves_what_was_there(monkeypatch):
 
 def test_an_earlier_version_has_none_and_its_next_writer_adds_them(tmp_path):
     path = tmp_path / "fragment-0.sqlite"
-    fragment = Fragment(path)
-    for one in samples(3):
-        fragment.append(one)
-    fragment.close()
-    connection = sqlite3.connect(path)
-    connection.executescript("DROP TABLE scalar; PRAGMA user_version = 4")
-    connection.close()
+    written_samples(tmp_path, samples(3))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TABLE scalar; PRAGMA user_version = 4")
     with open_stored(str(tmp_path), StoredRun) as run:
         assert "loss" not in run.statistics
     fragment = Fragment(path)
@@ -122,26 +121,17 @@ def test_an_earlier_version_has_none_and_its_next_writer_adds_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
+    "statement",
     [
         "UPDATE scalar SET numbers = x'00'",
         "UPDATE scalar SET name = 'los'",
         "UPDATE scalar SET since = 5",
-        "UPDATE scalar SET numbers = NULL",
     ],
 )
-def test_a_damaged_row_is_told(tmp_path, change):
+def test_a_damaged_row_is_told(tmp_path, statement):
     path = tmp_path / "fragment-0.sqlite"
     written(path, 10).close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA ignore_check_constraints = 1")
-    try:
-        connection.execute(change)
-    except sqlite3.IntegrityError:
-        connection.close()
-        return
-    connection.commit()
-    connection.close()
+    change(path, statement)
     with open_stored(str(tmp_path), StoredRun) as run, pytest.raises(InputError, match="table scalar does not fit"):
         run.history("loss")
 

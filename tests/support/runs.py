@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 
 from attemper.readings.sample import Sample
 from attemper.store.fragment import Fragment
+from attemper.store.writer import Writer
 from tests.support.samples import sites
 
 
@@ -26,6 +29,20 @@ def written(folder: Path, taken: Iterable[Sample], *, rank: int = 0, **options: 
         kept.append(one)
     fragment.close()
     return kept
+
+
+def taken_by(writer: Writer, samples: Iterable[Sample]) -> Writer:
+    """A writer that has taken these and is closed."""
+    for one in samples:
+        writer.take(one)
+    writer.close()
+    return writer
+
+
+def change(path: Path, *statement: Any) -> None:
+    """Changes a file of a run behind its back: SQL and its parameters."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(*statement)
 
 
 def of_site(taken: Iterable[Sample], place: int) -> Iterator[Sample]:

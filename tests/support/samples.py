@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from attemper.readings.sample import Sample, SiteLabel
+from attemper.store.compaction import round_bits
 
 NAMES = ("entropy_nats", "normalized_entropy", "max_logit", "nonfinite_rows")
 
@@ -45,3 +46,12 @@ def sample(step: int, labels: tuple[SiteLabel, ...] | None = None, names: tuple[
 
 def samples(many: int, every: int = 1, labels: tuple[SiteLabel, ...] | None = None) -> Iterator[Sample]:
     return (sample(step * every, labels) for step in range(many))
+
+
+def assert_same(found: Iterable[Sample], taken: Sequence[Sample], bits: int | None = 15) -> None:
+    """Whether samples came back with so many bits, and all bits of counts."""
+    for one, expected in zip(found, taken, strict=True):
+        for name in ("step", "time", "tokens", "sites", "quantities"):
+            assert getattr(one, name) == getattr(expected, name), name
+        for name, kept, row in zip(one.quantities, one.values, expected.values, strict=True):
+            assert np.array_equal(kept, round_bits(row, None if name.endswith("rows") else bits), equal_nan=True), name

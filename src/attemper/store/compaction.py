@@ -338,7 +338,7 @@ def _extend(connection: sqlite3.Connection, level: int, first: int, added: Mappi
         put(connection, "pyramid", [(*place, pack(round_bits(joined, PYRAMID_BITS)))], _REPLACED)
     if before + many == ROW_BLOCKS:
         ended = connection.execute(
-            "SELECT heads, statistic.id, site.id, * FROM statistic CROSS JOIN site CROSS JOIN pyramid "
+            "SELECT heads, statistic.id, site.id, pyramid.* FROM statistic CROSS JOIN site CROSS JOIN pyramid "
             "ON statistic = statistic.id AND site = site.id AND level = ? AND first = ?",
             (level, row),
         )
