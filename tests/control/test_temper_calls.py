@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import attemper
 from attemper import InputError
 from attemper.nn import LearnedTemperature
-from tests.monitor.test_repeated_calls import Attention, Early, Looped, batch, entropies
+from tests.monitor.test_repeated_calls import Attention, Early, Looped, batch
+from tests.support.scans import entropies
 
 
 def tempered(model: Looped, x: Tensor, temperatures: dict[int, float]) -> Tensor:

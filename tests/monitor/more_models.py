@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers as tf
 from torch import Tensor, nn
 
-from tests.monitor.tiny_models import GROUPED, SMALL, TEXT, head_entropies, inputs
+from tests.monitor.tiny_models import GROUPED, SMALL, TEXT, Tiny, head_entropies
 
 LIMIT: dict[str, Any] = {"max_position_embeddings": 128, "pad_token_id": 0}
 PAIRS: dict[str, Any] = LIMIT | {"num_key_value_heads": 2}
@@ -21,34 +19,11 @@ HALF: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "partial_rota
 SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 
 
-@dataclass(frozen=True)
-class Other:
-    """A model and how to feed it."""
-
-    title: str
-    model: Any
-    config: Any
-    kind: str = "decoder"
-    ways: tuple[str, ...] = ("eager", "sdpa")
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def build(self) -> Any:
-        return self.model._from_config(copy.deepcopy(self.config), attn_implementation="eager").eval()
-
-    def batch(self, padding: str | None) -> dict[str, Tensor]:
-        if self.kind == "two towers":
-            return inputs("decoder", padding) | inputs("vision", None)
-        return inputs(self.kind, padding)
-
-
-def _other(title: str, model: Any, config: Any, **options: Any) -> tuple[str, Other]:
-    return title, Other(title, model, config, **options)
-
-
-OTHERS: dict[str, Other] = dict(
-    (
-        _other("GPT-NeoX", tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig(**TEXT, **LIMIT, **SPECIAL)),
-        _other(
+OTHERS: dict[str, Tiny] = {
+    one.title: one
+    for one in (
+        Tiny("GPT-NeoX", tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig(**TEXT, **LIMIT, **SPECIAL)),
+        Tiny(
             "OPT",
             tf.OPTForCausalLM,
             tf.OPTConfig(
@@ -56,16 +31,16 @@ OTHERS: dict[str, Other] = dict(
                 word_embed_proj_dim=48, max_position_embeddings=128, pad_token_id=0, **SPECIAL,
             ),
         ),
-        _other(
+        Tiny(
             "DistilBERT",
             tf.DistilBertModel,
             tf.DistilBertConfig(vocab_size=101, dim=48, n_layers=2, n_heads=4, hidden_dim=64),
             kind="encoder",
         ),
-        _other("RoBERTa", tf.RobertaModel, tf.RobertaConfig(**TEXT, **LIMIT, **SPECIAL), kind="encoder"),
-        _other("ELECTRA", tf.ElectraModel, tf.ElectraConfig(**TEXT, **LIMIT, embedding_size=48), kind="encoder"),
-        _other("ALBERT", tf.AlbertModel, tf.AlbertConfig(**TEXT, **LIMIT, embedding_size=48), kind="encoder"),
-        _other(
+        Tiny("RoBERTa", tf.RobertaModel, tf.RobertaConfig(**TEXT, **LIMIT, **SPECIAL), kind="encoder"),
+        Tiny("ELECTRA", tf.ElectraModel, tf.ElectraConfig(**TEXT, **LIMIT, embedding_size=48), kind="encoder"),
+        Tiny("ALBERT", tf.AlbertModel, tf.AlbertConfig(**TEXT, **LIMIT, embedding_size=48), kind="encoder"),
+        Tiny(
             "ModernBERT",
             tf.ModernBertModel,
             tf.ModernBertConfig(
@@ -75,33 +50,33 @@ OTHERS: dict[str, Other] = dict(
             ),
             kind="encoder",
         ),
-        _other("Phi", tf.PhiForCausalLM, tf.PhiConfig(**TEXT, **LIMIT, **SPECIAL)),
-        _other("Phi-3", tf.Phi3ForCausalLM, tf.Phi3Config(**TEXT, **PAIRS, **SPECIAL)),
-        _other("Qwen2", tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT, **PAIRS)),
-        _other("Gemma", tf.GemmaForCausalLM, tf.GemmaConfig(**GROUPED)),
-        _other(
+        Tiny("Phi", tf.PhiForCausalLM, tf.PhiConfig(**TEXT, **LIMIT, **SPECIAL)),
+        Tiny("Phi-3", tf.Phi3ForCausalLM, tf.Phi3Config(**TEXT, **PAIRS, **SPECIAL)),
+        Tiny("Qwen2", tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT, **PAIRS)),
+        Tiny("Gemma", tf.GemmaForCausalLM, tf.GemmaConfig(**GROUPED)),
+        Tiny(
             "Gemma 3",
             tf.Gemma3ForCausalLM,
             tf.Gemma3TextConfig(**GROUPED, sliding_window=7, query_pre_attn_scalar=12),
         ),
-        _other("OLMo 2", tf.Olmo2ForCausalLM, tf.Olmo2Config(**TEXT, **PAIRS)),
-        _other("Granite", tf.GraniteForCausalLM, tf.GraniteConfig(**TEXT, **PAIRS)),
-        _other("Cohere", tf.CohereForCausalLM, tf.CohereConfig(**TEXT, **PAIRS, **SPECIAL)),
-        _other("StarCoder 2", tf.Starcoder2ForCausalLM, tf.Starcoder2Config(**TEXT, **PAIRS, **SPECIAL)),
-        _other(
+        Tiny("OLMo 2", tf.Olmo2ForCausalLM, tf.Olmo2Config(**TEXT, **PAIRS)),
+        Tiny("Granite", tf.GraniteForCausalLM, tf.GraniteConfig(**TEXT, **PAIRS)),
+        Tiny("Cohere", tf.CohereForCausalLM, tf.CohereConfig(**TEXT, **PAIRS, **SPECIAL)),
+        Tiny("StarCoder 2", tf.Starcoder2ForCausalLM, tf.Starcoder2Config(**TEXT, **PAIRS, **SPECIAL)),
+        Tiny(
             "StableLM", tf.StableLmForCausalLM, tf.StableLmConfig(**TEXT, **PAIRS, rope_parameters=HALF, **SPECIAL)
         ),
-        _other(
+        Tiny(
             "Mixtral",
             tf.MixtralForCausalLM,
             tf.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2, sliding_window=7),
         ),
-        _other(
+        Tiny(
             "Qwen3 MoE",
             tf.Qwen3MoeForCausalLM,
             tf.Qwen3MoeConfig(**GROUPED, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
         ),
-        _other(
+        Tiny(
             "DeepSeek V3",
             tf.DeepseekV3ForCausalLM,
             tf.DeepseekV3Config(
@@ -110,7 +85,7 @@ OTHERS: dict[str, Other] = dict(
                 moe_intermediate_size=32, first_k_dense_replace=1, n_shared_experts=1, **SPECIAL,
             ),
         ),
-        _other(
+        Tiny(
             "Llama 4",
             tf.Llama4ForCausalLM,
             tf.Llama4TextConfig(
@@ -118,7 +93,7 @@ OTHERS: dict[str, Other] = dict(
                 attention_chunk_size=16, no_rope_layers=[1, 0], **SPECIAL,
             ),
         ),
-        _other(
+        Tiny(
             "BART",
             tf.BartModel,
             tf.BartConfig(
@@ -128,17 +103,17 @@ OTHERS: dict[str, Other] = dict(
             ),
             kind="encoder-decoder",
         ),
-        _other(
+        Tiny(
             "CLIP",
             tf.CLIPModel,
             tf.CLIPConfig(text_config=TEXT | LIMIT | SPECIAL, vision_config=VISION, projection_dim=16),
             kind="two towers",
         ),
-        _other("SigLIP", tf.SiglipVisionModel, tf.SiglipVisionConfig(**VISION, vision_use_head=False), kind="vision"),
-        _other("DeiT", tf.DeiTModel, tf.DeiTConfig(**VISION), kind="vision"),
-        _other("DINOv2", tf.Dinov2Model, tf.Dinov2Config(**VISION), kind="vision"),
+        Tiny("SigLIP", tf.SiglipVisionModel, tf.SiglipVisionConfig(**VISION, vision_use_head=False), kind="vision"),
+        Tiny("DeiT", tf.DeiTModel, tf.DeiTConfig(**VISION), kind="vision"),
+        Tiny("DINOv2", tf.Dinov2Model, tf.Dinov2Config(**VISION), kind="vision"),
     )
-)  # fmt: skip
+}  # fmt: skip
 
 
 def weights_by_module(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, list[Tensor]]:

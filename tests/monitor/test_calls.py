@@ -9,18 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper.sites import observation
+from tests.support.scans import entropies, names, of_heads
 
 HEADS, SIZE, TOKENS = 4, 8, 12
 HIDDEN = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -122,14 +120,6 @@ def watched(model: nn.Module, *batches: Tensor, **options: Any) -> attemper.Scan
     return watch.table()
 
 
-def numbers(scan: attemper.Scan) -> Tensor:
-    return torch.tensor([[head.entropy_nats for head in site.heads] for site in scan.sites], dtype=torch.float64)
-
-
-def names(scan: attemper.Scan) -> list[str]:
-    return [site.name for site in scan.sites]
-
-
 class Two(Attention):
     """Two attentions, and a tap for the second one only."""
 
@@ -188,7 +178,7 @@ def every_layer() -> dict[str, nn.Module]:
 def test_a_tap_and_the_attention_beside_it_are_one_site_under_the_taps_name(name: str) -> None:
     model = Model(every_layer()[name])
     scan = watched(model, batch(), batch())
-    assert names(scan) == (["far", "near"] if name == "far" else [name])
+    assert names(scan) == names(attemper.scan(model, [batch()])) == (["far", "near"] if name == "far" else [name])
     assert [len(site.heads) for site in scan.sites] == [HEADS] * len(scan.sites)
     assert {head.rows for site in scan.sites for head in site.heads} == {4 * TOKENS}
     assert scan.skipped == ()
@@ -211,7 +201,7 @@ def test_names_numbers_rows_and_modes_are_the_same_in_compiled_code(full_size: b
     assert [site.heads[0].rows for site in eager.sites] == [site.heads[0].rows for site in compiled.sites]
     assert [(site.kind, site.mode) for site in eager.sites] == [("self", "eval")] * len(eager.sites)
     assert [(site.kind, site.mode) for site in compiled.sites] == [("self", "eval")] * len(eager.sites)
-    assert float((numbers(eager) - numbers(compiled)).abs().max()) < 2e-6
+    assert float((entropies(eager) - entropies(compiled)).abs().max()) < 2e-6
 
 
 @pytest.mark.slow("takes a second")
@@ -237,7 +227,7 @@ def test_a_tap_in_front_of_the_registry_is_one_site_with_it(monkeypatch: pytest.
         counts = iter(range(100))
         found = attemper.scan(model, [given])
         assert names(found) == [f"tap.{place}" for place in range(len(plain.sites))]
-        assert float((numbers(found) - numbers(plain)).abs().max()) < 1e-9
+        assert float((entropies(found) - entropies(plain)).abs().max()) < 1e-9
         counts = iter(range(100))
         with attemper.watch(model) as watch:
             model(**given)
@@ -254,8 +244,7 @@ def test_of_two_attentions_in_one_module_the_tap_names_the_one_that_it_is_given(
     q, k, v = layer.split(x)
     for site, pair in zip(scan.sites, ((v, q), (q, k)), strict=True):
         want = attemper.attention_statistics(*pair, is_causal=True).per_head()["entropy"].mean
-        got = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
-        assert torch.allclose(got, want, atol=2e-6), site.name
+        assert torch.allclose(of_heads(site), want, atol=2e-6), site.name
 
 
 def test_a_tap_for_what_nobody_sees_does_not_take_the_place_of_a_seen_attention_beside_it() -> None:
@@ -267,7 +256,7 @@ def test_a_tap_for_what_nobody_sees_does_not_take_the_place_of_a_seen_attention_
 
     scan = watched(Model(Hybrid("mine", sdpa)), batch())
     assert names(scan) == ["mine", "layers.0"]
-    assert numbers(scan)[0].ne(numbers(scan)[1]).all()
+    assert entropies(scan)[0].ne(entropies(scan)[1]).all()
 
 
 @pytest.mark.parametrize(
@@ -294,7 +283,7 @@ def test_a_tap_with_other_arguments_than_its_attention_is_told_and_the_attention
     q, k, _ = model.layers[0].split(x)  # type: ignore[operator]
     want = attemper.attention_statistics(q, k, is_causal=True).per_head()["entropy"].mean
     assert names(scan) == ["x"]
-    assert torch.allclose(numbers(scan)[0], want, atol=2e-6)
+    assert torch.allclose(entropies(scan)[0], want, atol=2e-6)
 
 
 @pytest.mark.parametrize("wanted", ["tap.1", "layers.1"])
@@ -316,30 +305,7 @@ def test_a_tempered_attention_is_read_as_it_attends_under_its_taps_name() -> Non
     assert names(scan) == ["tap"]
     q, k, _ = model.layers[0].split(x)  # type: ignore[operator]
     want = attemper.attention_statistics(q, k, is_causal=True, temperature=2.0).per_head()["entropy"].mean
-    assert torch.allclose(numbers(scan)[0], want, atol=2e-6)
-
-
-def test_checkpointed_rows_count_once_and_gradients_are_those_without_a_watch() -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Attention("tap", sdpa)
-
-        def forward(self, x: Tensor) -> Any:
-            return checkpoint(self.block, x, use_reentrant=False)
-
-    model, x = Checkpointed(), batch().requires_grad_()
-    with attemper.watch(model) as watch:
-        model(x).sum().backward()
-        watch.step()
-    scan = watch.table()
-    assert names(scan) == ["tap"]
-    assert scan.sites[0].heads[0].rows == 2 * TOKENS
-
-
-def test_a_scan_has_the_names_of_the_taps() -> None:
-    model, x = Model(Attention("a", sdpa), Attention("b", hand)), batch()
-    assert names(attemper.scan(model, [x])) == names(watched(model, x)) == ["a", "b"]
+    assert torch.allclose(entropies(scan)[0], want, atol=2e-6)
 
 
 def test_a_clip_finds_the_module_in_which_a_tap_stands() -> None:

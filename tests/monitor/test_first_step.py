@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
 from attemper.monitor.first_passes import MOST_PASSES
 from tests.monitor.test_history import Stack, collapse
-from tests.sites.own_models import Own
 
-LONG, SHORT = torch.randn(1, 40, 32), torch.randn(1, 20, 32)
+LONG = torch.randn(1, 40, 32)
 
 
 def passes(model: nn.Module, many: int, tokens: int = 40) -> None:
@@ -40,24 +38,6 @@ def test_the_first_step_has_every_pass_of_an_accumulated_gradient_and_no_jump_fo
     assert rows(watch) == [(step, 320) for step in range(0, 6, every)]
 
 
-def test_joined_passes_have_the_statistics_of_a_scan_over_them() -> None:
-    model = Stack().train()
-    with attemper.watch(model) as watch:
-        for batch in (LONG, SHORT, 3 * LONG):
-            model(batch)
-        watch.step()
-    model.eval()
-    scan = attemper.scan(model, [(LONG,), (SHORT,), (3 * LONG,)])
-    table = watch.table()
-    assert (table.tokens, len(table.sites)) == (scan.tokens, len(scan.sites)) == (100, 2)
-    for one, two in zip(table.reading.heads, scan.reading.heads, strict=True):
-        same = {name: value for name, value in one.to_dict().items() if not isinstance(value, float | list)}
-        assert same.items() <= two.to_dict().items()
-        for name, value in one.to_dict().items():
-            if isinstance(value, float):
-                assert value == pytest.approx(two.to_dict()[name], rel=1e-6, abs=1e-7), name
-
-
 def test_the_first_step_is_that_of_a_watch_that_was_stepped_before_the_loop() -> None:
     found = []
     for before in (True, False):
@@ -65,10 +45,12 @@ def test_the_first_step_is_that_of_a_watch_that_was_stepped_before_the_loop() ->
         with attemper.watch(model) as watch:
             if before:
                 watch.step(9)
-            passes(model, 3)
+            for batch in (LONG, LONG[:, :20], 3 * LONG):
+                model(batch)
             watch.step(10)
         found.append((watch.table().to_dict() | {"date": None}, rows(watch)))
     assert found[0] == found[1]
+    assert (watch.table().tokens, rows(watch)) == (100, [(10, 100)])
 
 
 def test_passes_are_held_back_from_store_and_alarms_until_the_first_step(tmp_path: Path) -> None:
@@ -174,31 +156,6 @@ def test_passes_of_a_run_that_goes_on_unstepped_are_those_that_every_names(tmp_p
             passes(model, many)
     # Numbers go on after the last that was kept, 3: passes of the second watch are 4 to 10.
     assert watch.history("entropy").steps.tolist() == [0, 3, 6, 9]
-
-
-def test_a_site_whose_heads_change_between_passes_of_the_first_step_is_skipped() -> None:
-    class Fewer(Own):
-        heads = 4
-
-        def split(self, x: Tensor) -> list[Tensor]:
-            return [part[:, : self.heads] for part in super().split(x)]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.pad(super().forward(x), (0, 0, 0, 0, 0, 4 - self.heads))
-
-    model, fewer = Stack().train(), Fewer()
-    model.layers[0] = fewer
-    with attemper.watch(model) as watch:
-        passes(model, 1)
-        fewer.heads = 2
-        passes(model, 1)
-        with pytest.warns(
-            UserWarning,
-            match=r"1 part of Stack was not measured:\n  layers\.0: its number of heads changed from 4 to 2",
-        ):
-            watch.step()
-    assert [site.name for site in watch.table().sites] == ["layers.1"]
-    assert "its number of heads changed from 4 to 2" in watch.table().skipped[0].reason
 
 
 def trains(model: nn.Module, updates: int, accumulated: int = 1) -> None:

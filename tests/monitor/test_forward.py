@@ -24,17 +24,19 @@ import attemper
 from attemper.monitor import forward as passes
 from attemper.monitor.scan import ScanOptions, block_scan
 from attemper.sites.observation import current
+from tests.support.scans import hooks
 
 tf = pytest.importorskip("transformers")
 
 from tests.monitor.more_models import OTHERS  # noqa: E402
-from tests.monitor.tiny_models import CACHE, GROUPED, TINY, inputs, sharpened  # noqa: E402
+from tests.monitor.tiny_models import CACHE, GROUPED, TINY, Tiny, inputs, sharpened  # noqa: E402
 from tests.sites.architectures import ARCHITECTURES, Architecture  # noqa: E402
 from tests.sites.test_softmax_by_hand_transformers import MODELS as BY_HAND  # noqa: E402
 
 MORE = pytest.mark.slow("more of what a few cases show by default")
 ATTENDING = [one for one in ARCHITECTURES if one.title != "Mamba 2"]
 QUICK = ("bert", "llama", "t5", "ALBERT")
+MODELS: dict[str, Tiny] = TINY | OTHERS
 
 
 @pytest.fixture
@@ -53,24 +55,6 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def llama() -> Any:
     return sharpened(TINY["llama"].build())
-
-
-@pytest.fixture
-def head_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module], list[int]]:
-    """Of a language model: a list that gets an entry whenever its head runs."""
-
-    def count(model: Any) -> list[int]:
-        found, linear = [], F.linear
-
-        def counting(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            if weight is model.lm_head.weight:
-                found.append(input.shape[0])
-            return linear(input, weight, bias)
-
-        monkeypatch.setattr(F, "linear", counting)
-        return found
-
-    return count
 
 
 def texts(*lengths: int) -> list[dict[str, Tensor]]:
@@ -99,10 +83,6 @@ def check_same(model: nn.Module, batches: Iterable[Any], **options: Any) -> atte
     return found
 
 
-def hooks(model: nn.Module) -> int:
-    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
-
-
 WHOLE = {
     *("Bamba", "Falcon H1", "Granite 4", "Jamba", "Kimi Linear", "LFM2", "MiniMax", "Nemotron H", "OLMo Hybrid"),
     *("Phi-4 multimodal", "Qwen3-Next", "Qwen3.5", "Qwen3.5 MoE", "Qwen3.5, vision and text", "RecurrentGemma"),
@@ -113,19 +93,18 @@ WHOLE = {
 # --- the same readings ---
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else MORE) for name in (*TINY, *OTHERS)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else MORE) for name in MODELS])
 def test_readings_are_those_of_whole_passes_to_the_bit(name: str, ended: list[int]) -> None:
-    if name in TINY:
-        model, batches = sharpened(TINY[name].build()), shorter(TINY[name].kind, TINY[name].tokens)
-    else:
-        other = OTHERS[name]
-        model, batches = other.build(), [other.batch("right"), other.batch(None), other.batch("right")]
-    check_same(model, batches)
+    one = MODELS[name]
+    model = sharpened(one.build())
+    check_same(model, shorter(one.kind, one.tokens))
     assert len(ended) == 2
     assert hooks(model) == 0
 
 
-@pytest.mark.parametrize("one", [pytest.param(one, id=one.title, marks=MORE) for one in ATTENDING])
+@pytest.mark.parametrize(
+    "one", [pytest.param(one, id=one.title, marks=() if one.title == "Qwen3.5" else MORE) for one in ATTENDING]
+)
 def test_readings_of_the_architectures_of_2026_are_those_of_whole_passes(one: Architecture, ended: list[int]) -> None:
     check_same(one.build(), [one.batch(None)] * 3)
     assert len(ended) == (0 if one.title in WHOLE else 2)
@@ -149,8 +128,16 @@ def test_other_statistics_spans_and_rows_are_those_of_whole_passes(llama: Any, e
     assert torch.equal(*rows)
 
 
-def test_the_head_of_a_language_model_runs_for_the_first_batch_alone(llama: Any, head_calls: Any) -> None:
-    calls = head_calls(llama)
+def test_the_head_of_a_language_model_runs_for_the_first_batch_alone(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, linear = [], F.linear
+
+    def counting(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        calls.extend([1] * (weight is llama.lm_head.weight))
+        return linear(input, weight, bias)
+
+    monkeypatch.setattr(F, "linear", counting)
     attemper.scan(llama, texts(40, 40, 40))
     assert len(calls) == 1
     attemper.scan(llama, texts(40, 40, 40), whole_passes=True)
@@ -169,23 +156,9 @@ def test_blocks_of_one_scan_share_what_was_learned(llama: Any, ended: list[int])
 # --- what is learned ---
 
 
-def test_a_batch_longer_than_those_before_runs_whole(llama: Any, head_calls: Any) -> None:
-    calls = head_calls(llama)
-    attemper.scan(llama, texts(20, 30, 25, 30, 40, 12))
-    assert len(calls) == 3
-
-
-def test_a_batch_with_more_rows_and_fewer_tokens_runs_whole_and_is_learned_beside(llama: Any, head_calls: Any) -> None:
-    wide, long = torch.randint(3, 99, (6, 10)), torch.randint(3, 99, (2, 30))
-    calls = head_calls(llama)
-    attemper.scan(llama, [wide, long, wide, long, torch.randint(3, 99, (6, 30)), wide])
-    assert calls == [6, 2, 6]
-
-
-def test_batches_with_other_arguments_are_learned_for_themselves(llama: Any, head_calls: Any) -> None:
+def kinds_of_batches() -> list[Any]:
     (batch,) = texts(40)
-    calls = head_calls(llama)
-    kinds = [
+    return [
         batch,
         batch | {"use_cache": False},
         {"input_ids": batch["input_ids"]},
@@ -193,37 +166,40 @@ def test_batches_with_other_arguments_are_learned_for_themselves(llama: Any, hea
         batch | {"labels": None},
         (batch["input_ids"], batch["attention_mask"]),
         batch["input_ids"],
+        {"input_ids": batch["input_ids"], "indices": torch.zeros(1)},  # a keyword that the model does not know
     ]
-    attemper.scan(llama, kinds)
-    assert len(calls) == len(kinds)
-    attemper.scan(llama, [*kinds, *kinds])
-    assert len(calls) == 2 * len(kinds)
 
 
-def test_a_batch_with_a_cache_runs_whole(llama: Any, ended: list[int]) -> None:
-    caches = [tf.DynamicCache(), tf.DynamicCache()]
-    batches = zip(texts(20, 20), caches, strict=True)
-    attemper.scan(llama, [batch | {CACHE: cache} for batch, cache in batches])
-    assert [cache.get_seq_length() for cache in caches] == [20, 20]
-    assert not ended
+def ids(*shape: int) -> Tensor:
+    return torch.randint(3, 99, shape)
 
 
-def test_not_every_number_among_the_arguments_is_learned(
-    llama: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
+def with_caches() -> list[Any]:
+    return [batch | {CACHE: tf.DynamicCache()} for batch in texts(20, 20)]
+
+
+LEARNED: dict[str, tuple[Callable[[], list[Any]], int]] = {
+    "longer than those before": (lambda: texts(20, 30, 25, 30, 40, 12), 3),
+    "more rows, fewer tokens": (lambda: [ids(6, 10), ids(2, 30)] * 2 + [ids(6, 30), ids(6, 10)], 3),
+    "other arguments": (lambda: kinds_of_batches() * 2, 8),
+    "a cache": (with_caches, 2),
+    "too many numbers": (lambda: [{"input_ids": ids(1, 12), "logits_to_keep": n} for n in (1, 2, 3, 3, 2, 1)], 4),
+}
+"""Batches, and how many of them run whole."""
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_batch_that_nothing_is_known_of_runs_whole(
+    name: str, llama: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "_MOST", 2)
-    ids = torch.randint(3, 99, (1, 12))
-    attemper.scan(llama, [{"input_ids": ids, "logits_to_keep": number} for number in (1, 2, 3, 3, 2, 1)])
-    assert len(ended) == 2
-
-
-def test_passes_with_a_keyword_that_is_not_known_are_learned_apart_and_end_early_too(
-    llama: Any, ended: list[int]
-) -> None:
-    ids = torch.randint(3, 99, (2, 40))
-    plain, odd = {"input_ids": ids}, {"input_ids": ids, "indices": torch.zeros(1)}
-    check_same(llama, [plain, plain, odd, odd, plain, plain])
-    assert len(ended) == 4
+    if name == "too many numbers":
+        monkeypatch.setattr(passes, "_MOST", 2)
+    made, whole = LEARNED[name]
+    batches = made()
+    attemper.scan(llama, batches)
+    assert len(batches) - len(ended) == whole
+    if name == "a cache":
+        assert [batch[CACHE].get_seq_length() for batch in batches] == [20, 20]
 
 
 # --- passes that run whole ---
@@ -241,6 +217,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a hook": lambda model: model.model.norm.register_forward_hook(lambda *_: None),
     "a hook before": lambda model: model.register_forward_pre_hook(lambda *_: None),
     "a part in train mode": lambda model: model.model.norm.train(),
+    "train mode": lambda model: model.train(),
     "a forward of its own": lambda model: vars(model.lm_head).update(forward=partial(nn.Linear.forward, model.lm_head)),
     "offloaded": lambda model: setattr(model.model, "_hf_hook", object()),
     "compiled": lambda model: model.lm_head.compile(backend="eager"),
@@ -314,33 +291,14 @@ def test_a_hook_that_comes_between_two_batches_gets_whole_passes(llama: Any, end
     assert (len(seen), len(ended)) == (2, 2)
 
 
-def test_a_model_in_train_mode_runs_whole(llama: Any, ended: list[int]) -> None:
-    check_same(llama.train(), texts(12, 12))
-    assert not ended
+class Mine(nn.Sequential):
+    def forward(self, *args: Tensor, **batch: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self[0](*args, **batch)
 
 
-def test_a_model_inside_of_a_module_of_ones_own_runs_whole(llama: Any, ended: list[int]) -> None:
-    class Mine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.llama = llama
-
-        def forward(self, **batch: Tensor) -> Any:
-            return self.llama(**batch)
-
-    check_same(Mine().eval(), texts(12, 12))
-    assert not ended
-
-
-def test_a_model_inside_of_a_container_runs_whole(llama: Any, ended: list[int]) -> None:
-    attemper.scan(nn.Sequential(llama).eval(), [torch.randint(3, 99, (2, 12))] * 2)
-    assert not ended
-
-
-def test_a_hybrid_model_runs_whole(ended: list[int]) -> None:
-    one = next(one for one in ARCHITECTURES if one.title == "Qwen3.5")
-    scan = check_same(one.build(), [one.batch(None)] * 2)
-    assert scan.skipped
+@pytest.mark.parametrize("container", [Mine, nn.Sequential])
+def test_a_model_inside_of_another_module_runs_whole(container: Any, llama: Any, ended: list[int]) -> None:
+    check_same(container(llama).eval(), [ids(2, 12)] * 2)
     assert not ended
 
 
@@ -416,22 +374,6 @@ def _exits_early(model: Odd, x: Tensor) -> Tensor:
     return x
 
 
-KINDS = pytest.mark.parametrize("kind", [SelfAttention, Mixing, HandAttention])
-
-
-@KINDS
-def test_a_plain_model_of_this_file_ends_early(kind: Any, odd: Callable[..., Odd], ended: list[int]) -> None:
-    check_same(odd(_in_turn, kind), [x(), x(), x(4)])
-    assert len(ended) == 2
-
-
-@KINDS
-def test_layers_after_an_early_exit_are_not_lost(kind: Any, odd: Callable[..., Odd], ended: list[int]) -> None:
-    scan = check_same(odd(_exits_early, kind), [x(fill=1.0), x(fill=0.0), x(fill=0.0)])
-    assert [site.heads[0].rows for site in scan.sites] == [36, 24]
-    assert not ended
-
-
 def _in_another_order(model: Odd, x: Tensor) -> Tensor:
     places = (0, 1) if float(x.mean()) < 0.5 else (0, 0, 1)
     return torch.stack([model.layers[place](x) for place in places])
@@ -466,6 +408,8 @@ def _caught(again: bool, model: Odd, x: Tensor) -> Tensor:
 
 LOW, HIGH = x(fill=0.0), x(fill=1.0)
 ODD: dict[str, tuple[Callable[..., Tensor], list[Tensor], int, int]] = {
+    "one layer after another": (_in_turn, [x(), x(), x(4)], 2, 2),
+    "an early exit": (_exits_early, [HIGH, LOW, LOW], 0, 2),
     "an order that changes": (_exits_early, [LOW, LOW, HIGH, LOW, LOW], 1, 2),
     "another order": (_in_another_order, [LOW, LOW, HIGH], 1, 2),
     "longer inputs in chunks": (_in_chunks, [x(6), x(12), x(18), x(6), x(12), x(3)], 0, 2),
@@ -478,11 +422,14 @@ ODD: dict[str, tuple[Callable[..., Tensor], list[Tensor], int, int]] = {
 """A way of a model, its batches, how many passes end early, and how many sites there are."""
 
 
+@pytest.mark.parametrize("kind", [SelfAttention, Mixing, HandAttention])
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.turns(2)
-def test_attention_in_odd_ways_is_read_as_in_whole_passes(name: str, odd: Callable[..., Odd], ended: list[int]) -> None:
+def test_attention_in_odd_ways_is_read_as_in_whole_passes(
+    name: str, kind: Any, odd: Callable[..., Odd], ended: list[int]
+) -> None:
     way, batches, early, sites = ODD[name]
-    scan = check_same(odd(way), batches)
+    scan = check_same(odd(way, kind), batches)
     assert (len(ended), len({site.name.partition("#")[0] for site in scan.sites})) == (early, sites)
 
 

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode  # pyright: ignore[reportAttributeAccessIssue]
 
 import attemper
-from attemper import InputError, Store
+from attemper import Store
 from attemper.monitor import recorder
 from attemper.monitor.snapshot import Snapshot, Transfer
 from attemper.monitor.watch import Watch
@@ -32,10 +31,10 @@ from attemper.readings.alarms import urgency
 from attemper.readings.reading import Alarm
 from attemper.store import process
 from attemper.store.fragment import Fragment
-from attemper.store.process import Lock
 from attemper.store.ranks import Ranks
 from tests.report.test_page import data_of
 from tests.sites.own_models import Own
+from tests.support.identical_training import assert_identical_training
 
 STATISTICS = ("entropy", "max_logit", "first_token_mass", "rows")
 
@@ -106,91 +105,15 @@ def test_a_history_in_memory_is_that_of_a_store(tmp_path: Path, full_size: bool)
     same(attemper.open(tmp_path / "run"), stored.run)
 
 
-def test_outputs_gradients_and_random_numbers_are_bit_identical_with_a_store(tmp_path: Path) -> None:
-    def trained(watched: Callable[[nn.Module], Any]) -> list[Tensor]:
-        model = Stack().train()
+@pytest.mark.parametrize("options", [{}, {"rows": 8}])
+def test_training_that_is_stored_is_bit_identical(tmp_path: Path, options: dict[str, Any]) -> None:
+    def made() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+        model = Stack()
         for layer in model.layers:
             layer.dropout = 0.1  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-        torch.manual_seed(1)
-        output = torch.empty(0)
-        with watched(model) as watch:
-            for step in range(4):
-                output = model(torch.randn(2, 40, 32))
-                output.square().mean().backward()
-                if isinstance(watch, attemper.types.Watch):
-                    watch.step(step)
-        grads = [parameter.grad for parameter in model.parameters()]
-        return [output, *(grad for grad in grads if grad is not None), torch.get_rng_state()]
+        return model, lambda root: root(torch.randn(2, 40, 32)).square().mean()
 
-    plain = trained(lambda _: nullcontext())
-    ways: list[dict[str, Any]] = [{"store": tmp_path / "run"}, {"store": tmp_path / "rows", "rows": 8}, {}]
-    for options in ways:
-        found = trained(lambda model, options=options: attemper.watch(model, **options))
-        assert all(map(torch.equal, found, plain))
-
-
-def test_a_lower_number_replaces_the_history_from_there_on(tmp_path: Path) -> None:
-    model = Stack().train()
-    with attemper.watch(model, every=2, store=tmp_path / "run") as watch:
-        list(train(range(10), watch))
-        list(train(range(5, 9), watch))
-        assert watch.history("entropy").steps.tolist() == [0, 2, 4, 6, 8]
-    assert [segment.samples for segment in watch.run.segments] == [3, 2]
-
-
-@pytest.mark.filterwarnings("ignore:attemper. run holds a run up to step")
-def test_a_run_that_goes_on_without_numbers_counts_on(tmp_path: Path) -> None:
-    run(range(5), numbered=False, every=2, store=tmp_path / "run")
-    watch = run(range(5), numbered=False, every=2, store=tmp_path / "run")
-    assert watch.history("entropy").steps.tolist() == [0, 2, 4, 6, 8]
-
-
-SCRIPT = """
-import os, signal, sys
-from pathlib import Path
-
-import torch
-
-import attemper
-from tests.monitor.test_history import Stack, train
-
-folder, begin, killed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-model = Stack().train()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-if begin:
-    saved = torch.load(folder.parent / f"{begin}.pt")
-    model.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-with attemper.watch(model, every=3, rows=8, store=folder) as watch:
-    if begin:
-        watch.step(begin - 1)  # what ended before
-    for step in train(range(begin, 24), watch, optimizer):
-        if step % 5 == 4:
-            torch.save((model.state_dict(), optimizer.state_dict()), folder.parent / f"{step + 1}.pt")
-        if step == killed:
-            watch.run  # what stands in the queue may be lost
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def loop(folder: Path, begin: int = 0, killed: int = -1) -> int:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(begin), str(killed)]
-    return subprocess.run(command, env=environment, check=False, timeout=120).returncode
-
-
-@pytest.mark.slow("trains in a process of its own")
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
-def test_a_loop_that_was_killed_and_resumed_stores_the_history_of_one_that_was_not(tmp_path: Path) -> None:
-    assert loop(tmp_path / "whole") == 0
-    assert loop(tmp_path / "killed", killed=13) == -signal.SIGKILL
-    assert attemper.open(tmp_path / "killed").steps.tolist() == [0, 3, 6, 9, 12]
-    assert loop(tmp_path / "killed", begin=10) == 0
-    whole, resumed = (attemper.open(tmp_path / name) for name in ("whole", "killed"))
-    same(resumed, whole)
-    assert whole.steps.tolist() == list(range(0, 24, 3))
-    assert [segment.samples for segment in resumed.segments] == [4, 4]
-    assert resumed.alarms() == whole.alarms()
+    assert_identical_training(made, 4, store=tmp_path / "run", **options)
 
 
 def test_every_process_writes_a_fragment_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,20 +149,6 @@ def test_what_is_known_of_the_run_is_kept(tmp_path: Path) -> None:
     with attemper.watch(model, every=3, rows=8, store=tmp_path / "run") as again:
         page = again.report(tmp_path / "resumed.html")  # a run that goes on, before its first new sample
     assert data_of(page.read_text("utf-8"))["details"] is False
-
-
-def test_sites_that_are_not_read_are_kept_with_the_reason(tmp_path: Path) -> None:
-    class Nothing(Own):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.split(x)[0]
-
-    model = Stack().train()
-    model.layers.append(Nothing())
-    with attemper.watch(model, store=tmp_path / "run") as watch:
-        list(train(range(2), watch))
-    coverage = watch.run.coverage
-    assert coverage.seen == (("layers.0", "self", "train"), ("layers.1", "self", "train"))
-    assert coverage.expected == coverage.seen
 
 
 def collapse(model: nn.Module) -> None:
@@ -370,16 +279,11 @@ def test_a_cell_that_is_run_again_ends_the_watch_before_it_and_goes_on(
     assert attemper.open(tmp_path / "run").steps.tolist() == [0, 1, 2, 3, 4]
     (told,) = (record.message for record in caplog.records if "watch" in record.message)
     assert "an earlier watch of this process wrote to run. It has ended, and this one replaces it" in told
-
-
-def test_a_cell_with_a_new_training_keeps_what_the_watch_before_it_wrote(tmp_path: Path) -> None:
-    model = Stack().train()
-    first = attemper.watch(model, store=tmp_path / "run")
-    list(train(range(3), first))
-    with attemper.watch(model, store=attemper.Store(tmp_path / "run", new=True)) as second:
-        list(train(range(2), second))
-    assert len(attemper.open(tmp_path / "run-1")) == 3
-    assert len(attemper.open(tmp_path / "run")) == 2
+    third = attemper.watch(model, store=tmp_path / "run")
+    with attemper.watch(model, store=Store(tmp_path / "run", new=True)) as fourth:  # while the one before is open
+        list(train(range(2), fourth))
+    assert third.failures == 0
+    assert [len(attemper.open(tmp_path / name)) for name in ("run-1", "run")] == [5, 2]
 
 
 def test_what_a_dropped_watch_still_holds_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -562,26 +466,7 @@ def test_a_print_of_the_watch_tells_what_waits_for_a_full_disk(tmp_path: Path, m
             time.sleep(0.01)
         assert "3 samples in a, 0 dropped, 3 waiting for the disk" in repr(watch)
     assert "3 samples in a, 3 dropped, " in repr(watch)
-
-
-def test_a_path_that_is_a_file_is_refused_when_the_watch_opens(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match=r"file is a file\. A run is stored in a folder"):
-        attemper.watch(Stack(), store=tmp_path / "file")
-
-
-def test_a_second_writer_of_a_run_trains_on_and_counts_what_is_dropped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "run").mkdir()
-    lock = Lock(tmp_path / "run" / "fragment-0.lock")  # as of another process
-    with attemper.watch(Stack().train(), store=tmp_path / "run") as second:
-        list(train(range(3), second))
-        assert second.history("entropy").steps.tolist() == [0, 1, 2]
-    lock.release()
-    (told,) = (record.getMessage() for record in caplog.records if "stor" in record.getMessage())
-    assert "another watch is writing to it" in told
-    assert "3 samples in run, 3 dropped" in repr(second)
+    assert watch.failures == 3
 
 
 def test_samples_that_come_from_a_device_later_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,10 +176,13 @@ def test_every_way_into_a_model_gives_the_weights_of_its_formula(monkeypatch: py
     monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", package)
     x = torch.randn(1, 12, 32, dtype=torch.float64)
     expected = model.weights(x).detach()
-    for head in (0, 3):
-        found = attemper.pattern(model, x, head=head)
-        torch.testing.assert_close(found.weights, expected[0, head], atol=1e-12, rtol=0)
-        assert found.tokens == tuple(f"#{place}" for place in range(12)), "no ids were given"
+    found = attemper.pattern(model, x)
+    assert [one.head for one in found] == list(range(4))
+    assert {one.site for one in found} == {"beside" if way == "tap" else type(model).__name__}
+    torch.testing.assert_close(torch.stack([one.weights for one in found]), expected[0], atol=1e-12, rtol=0)
+    one = attemper.pattern(model, x, head=3)
+    assert one.tokens == tuple(f"#{place}" for place in range(12)), "no ids were given"
+    assert torch.equal(one.weights, found[3].weights)
 
 
 def test_multi_head_attention_gives_the_weights_that_it_would_return() -> None:
@@ -294,6 +297,17 @@ class Shared(nn.Module):
         return self.attention(self.attention(x).transpose(1, 2).flatten(2))
 
 
+class HalfRead(nn.Module):
+    """A module that is read, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.lost = nn.MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2, add_bias_kv=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.seen(x, x, x)[0] + self.lost(x, x, x)[0]
+
+
 def _llama() -> tuple[nn.Module, Any]:
     pytest.importorskip("transformers")
     from tests.monitor.tiny_models import TINY, inputs
@@ -344,6 +358,17 @@ WRONG: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
     "tokens type": (_own, {"head": 0, "tokens": "abcdef"}, r"tokens=...\) must be a sequence of strings.* got str"),
     "tokenizer type": (_own, {"head": 0, "tokenizer": 3}, "must have convert_ids_to_tokens or decode.* got int"),
     "tokens and tokenizer": (_own, {"head": 0, "tokens": ["a"], "tokenizer": Decodes()}, "give one of the two"),
+    "tokens lost": (
+        lambda: (Text().eval(), torch.tensor([[3, 1]])), {"head": 0, "tokenizer": lambda ids: ["one"]},
+        "must give a string for each of 2 ids, gave 1",
+    ),
+    "skipped": (
+        lambda: (HalfRead(), torch.randn(4, 1, 8)), {"head": 0, "site": "lost"},
+        r"site='lost'\): it was not measured: it adds extra keys",
+    ),
+    "layer, all heads": (_llama, {"layer": 9, "sequence": 0}, r"\(layer=9\): there is no such layer. Layers: 0, 1"),
+    "call, all heads": (_shared, {"call": 2}, r"pattern\(call=2\): attention attends 2 times in this pass, 0 to 1"),
+    "nothing seen, all heads": (lambda: (nn.Linear(2, 2), torch.zeros(1, 2)), {}, "pattern saw no attention in Linear"),
     "nothing seen": (lambda: (nn.Linear(2, 2), torch.zeros(1, 2)), {"head": 0}, "pattern saw no attention in Linear"),
     "model": (lambda: (3, torch.zeros(1)), {"head": 0}, r"pattern\(model\) must be a torch.nn.Module, got int"),
     "name": (lambda: ("gpt2", torch.zeros(1)), {"head": 0}, r"got str\. Load it first, with AutoModel"),
@@ -366,31 +391,6 @@ def test_a_scan_that_is_given_such_a_tokenizer_names_itself() -> None:
     ):
         with pytest.raises(InputError, match=rf"^scan\(tokenizer=\.\.\.\) .*{told}"):
             attemper.scan(Text().eval(), [torch.randint(0, 9, (1, 12))], tokenizer=tokenizer)
-
-
-def test_a_tokenizer_that_loses_tokens_is_refused() -> None:
-    with pytest.raises(InputError, match="must give a string for each of 2 ids, gave 1"):
-        attemper.pattern(Text().eval(), torch.tensor([[3, 1]]), head=0, tokenizer=lambda ids: ["one"])
-
-
-def test_a_site_that_was_skipped_is_refused_with_its_reason() -> None:
-    class Biased(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen, self.skipped = nn.MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2, add_bias_kv=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.seen(x, x, x)[0] + self.skipped(x, x, x)[0]
-
-    with pytest.raises(InputError, match=r"site='skipped'\): it was not measured: it adds extra keys"):
-        attemper.pattern(Biased(), torch.randn(4, 1, 8), site="skipped", head=0)
-
-
-def test_one_of_several_calls_can_be_chosen() -> None:
-    model, x = _shared()
-    found = [attemper.pattern(model, x, head=0, call=call).weights for call in (0, 1)]
-    torch.testing.assert_close(found[0], attemper.pattern(model.attention, x, head=0).weights)
-    assert not torch.equal(*found)
 
 
 def test_a_pattern_says_what_it_is_and_not_its_numbers() -> None:

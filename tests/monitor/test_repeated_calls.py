@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import attemper
 from attemper.monitor.calls import MOST_CALLS, CallNumber, CallSites
 from attemper.monitor.scan import ScanOptions, block_scan
+from tests.support.scans import entropies, names
 
 HEADS, SIZE, HIDDEN = 2, 4, 8
 
@@ -67,16 +68,6 @@ def batch(tokens: int = 6) -> Tensor:
 
 def told(scan: attemper.Scan) -> dict[str, str]:
     return {skip.name: skip.reason for skip in scan.skipped}
-
-
-def names(scan: attemper.Scan) -> list[str]:
-    return [site.name for site in scan.sites]
-
-
-def entropies(scan: attemper.Scan, *sites: str) -> Tensor:
-    """[sites, H] of these, or of all."""
-    chosen = [site for site in scan.sites if not sites or site.name in sites]
-    return torch.tensor([[head.entropy_nats for head in site.heads] for site in chosen], dtype=torch.float64)
 
 
 def by_call(model: Looped, x: Tensor) -> Tensor:
@@ -239,9 +230,8 @@ def test_sites_names_all_calls_of_a_module_or_one(wanted: Any, found: list[str])
 
 
 def test_a_call_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(
-        attemper.InputError, match=r"\['blocks.0#4'\]\) matches none of .*: blocks.0, blocks.0#2, blocks.0#3"
-    ):
+    said = r"\['blocks.0#4'\]\) matches none of .*: blocks.0, blocks.0#2, blocks.0#3"
+    with pytest.raises(attemper.InputError, match=said):
         watched(Looped(1), batch(), sites=["blocks.0#4"])
 
 

@@ -17,6 +17,7 @@ from attemper.sites.observation import current
 tf = pytest.importorskip("transformers")
 
 from tests.monitor.tiny_models import TEXT, TINY, inputs, sharpened  # noqa: E402
+from tests.support.scans import hooks  # noqa: E402
 
 
 @pytest.fixture
@@ -24,26 +25,16 @@ def llama() -> Any:
     return sharpened(TINY["llama"].build())
 
 
-def hooks(model: nn.Module) -> int:
-    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
-
-
-def test_the_implementation_every_hook_and_the_bits_are_back_after_a_scan(llama: Any) -> None:
+def test_everything_is_put_back_after_a_scan_and_when_the_model_raises(llama: Any) -> None:
     batch = inputs("decoder", "left")
     before = llama(**batch).logits
     attemper.scan(llama, [batch])
-    assert llama.config._attn_implementation == "eager"
-    assert hooks(llama) == 0
-    assert current() == ()
-    assert torch.equal(before, llama(**batch).logits)
-
-
-def test_everything_is_put_back_when_the_model_raises(llama: Any) -> None:
     with pytest.raises(IndexError):
         attemper.scan(llama, [{"input_ids": torch.tensor([[5000]])}])
     assert llama.config._attn_implementation == "eager"
     assert hooks(llama) == 0
     assert current() == ()
+    assert torch.equal(before, llama(**batch).logits)
 
 
 def test_outputs_during_a_scan_are_those_of_the_model_at_real_tokens(llama: Any) -> None:
@@ -94,6 +85,8 @@ def test_first_token_mass_of_a_left_padded_row_is_on_its_first_real_token(llama:
     batch = inputs("decoder", "left")
     scan = attemper.scan(llama, [batch])
     stats = scan.row_statistics(scan.sites[0].name)
+    with pytest.raises(InputError, match=r"no site 'nope' was seen\. Sites: model\.layers\.0"):
+        scan.row_statistics("nope")
     with torch.no_grad():
         weights = llama(**batch, output_attentions=True).attentions[0]
     first = batch["attention_mask"].argmax(1)
@@ -175,66 +168,39 @@ def test_json_is_the_promised_document(llama: Any) -> None:
     assert (site["queries"], site["keys"]) == (40, 40)
 
 
-def test_gini_is_there_when_it_is_asked_for(llama: Any) -> None:
-    scan = attemper.scan(llama, [inputs("decoder", None)], stats="gini")
-    assert all(0 <= head.gini <= 1 for site in scan.sites for head in site.heads if head.gini is not None)
-    assert all(head.gini is not None for site in scan.sites for head in site.heads)
-
-
-def test_the_table_names_every_layer_and_the_alarms(llama: Any) -> None:
-    text = str(attemper.scan(llama, [inputs("decoder", None)], limits={"logits": 0.0}))
-    assert "model.layers.*.self_attn" in text
-    assert "warning logits: 8 heads" in text
-
-
 def test_the_table_gathers_the_layers_of_a_stack_though_their_sites_alternate() -> None:
     text = str(attemper.scan(sharpened(TINY["t5"].build()), [inputs("encoder-decoder", None)]))
     assert text.count("cross attention, eval") == 1
     assert text.count("self attention, eval") == 2
 
 
-def test_row_statistics_of_an_unknown_site_lists_the_known_ones(llama: Any) -> None:
-    scan = attemper.scan(llama, [inputs("decoder", None)])
-    with pytest.raises(InputError, match=r"no site 'nope' was seen\. Sites: model\.layers\.0"):
-        scan.row_statistics("nope")
+WRONG: dict[str, tuple[Callable[[Any], nn.Module], Any, str]] = {
+    "no batch": (lambda llama: llama, [], "batches is empty"),
+    "a tensor": (lambda llama: llama, torch.zeros(1), r"an iterable of batches, got one Tensor: write \[batch\]"),
+    "a dict": (lambda llama: llama, {"x": 1}, r"an iterable of batches, got one dict: write \[batch\]"),
+    "text": (lambda llama: llama, ["text"], r"batch 1 is str; expected a dict.* Text is tokenized first"),
+    "no attention": (
+        lambda _: nn.Linear(3, 3), [torch.zeros(2, 3)], r"saw no attention in Linear.*attention_statistics",
+    ),
+    "dropout": (
+        lambda _: tf.BertModel(tf.BertConfig(**TEXT)).train(), [inputs("encoder", None)], r"call model\.eval\(\)",
+    ),
+}  # fmt: skip
 
 
-def test_no_batch_is_an_error(llama: Any) -> None:
-    with pytest.raises(InputError, match="batches is empty"):
-        attemper.scan(llama, [])
-
-
-def test_a_batch_of_another_kind_is_an_error_that_says_what_is_expected(llama: Any) -> None:
-    with pytest.raises(InputError, match=r"batch 1 is str; expected a dict.* Text is tokenized first"):
-        attemper.scan(llama, ["text"])
-
-
-def test_a_model_without_attention_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(InputError, match=r"saw no attention in Linear.*attention_statistics"):
-        attemper.scan(nn.Linear(3, 3), [torch.zeros(2, 3)])
-
-
-def test_dropout_is_refused_with_advice() -> None:
-    model = tf.BertModel(tf.BertConfig(**TEXT)).train()
-    with pytest.raises(InputError, match=r"call model\.eval\(\)"):
-        attemper.scan(model, [inputs("encoder", None)])
-
-
-def test_train_mode_without_dropout_is_read_as_train(llama: Any) -> None:
-    scan = attemper.scan(llama.train(), [inputs("decoder", None)])
-    assert {site.mode for site in scan.sites} == {"train"}
-
-
-def test_an_unknown_limit_is_an_error(llama: Any) -> None:
-    with pytest.raises(InputError, match="limits must be one of 'collapsed', 'diffuse', 'logits', 'first_token'"):
-        attemper.scan(llama, [inputs("decoder", None)], limits={"sharp": 1.0})
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_scanned_is_refused_with_what_to_do(name: str, llama: Any) -> None:
+    made, batches, message = WRONG[name]
+    with pytest.raises(InputError, match=message):
+        attemper.scan(made(llama), batches)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_float_types_are_scanned(dtype: torch.dtype) -> None:
     model: Any = sharpened(TINY["qwen3"].build())
-    model.to(dtype)
+    model.to(dtype).train()  # there is no dropout
     scan = attemper.scan(model, [inputs("decoder", "left")])
+    assert {site.mode for site in scan.sites} == {"train"}
     assert all(head.entropy_nats is not None and head.nonfinite_rows == 0 for site in scan.sites for head in site.heads)
 
 

@@ -3,83 +3,33 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import random
-import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 import attemper
 from tests.support.shadow_models import (
     GPT,
-    HEADS,
     ITEMS,
-    TOKENS,
-    WAYS,
     Block,
-    Compile,
-    Item,
     batches,
     compared,
     entropies,
-    in_place,
-    not_compiled,
     torch_warns,
-    train,
 )
 
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture(scope="module")
-def eager() -> dict[str, Tensor]:
-    return entropies(train(not_compiled, watched=True)[1])
-
-
-@torch_warns
-@pytest.mark.parametrize("before", [False, True], ids=["", "watched first"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.quick("whole-]", "blocks_in_place-watched first")
-def test_a_compiled_training_is_the_same_to_the_last_bit_and_every_head_is_read(
-    way: Compile, before: bool, eager: dict[str, Tensor]
-) -> None:
-    alone, _ = train(way, watched=False)
-    beside, watch = train(Item(way, before), watched=True)
-    if way is in_place and before:  # torch's own inner function around hooks is a frame
-        beside.compilations["frames"] = {kind: n - 1 for kind, n in beside.compilations["frames"].items()}
-    assert beside == alone
-    assert (watch.sampled, watch.failures) == (2, 0)
-    found = entropies(watch)
-    assert found.keys() == eager.keys() == {"blocks.0.attention", "blocks.1.attention"}
-    for name, values in eager.items():
-        assert float((found[name] - values).abs().max()) < 1e-6
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @torch_warns
 @pytest.mark.parametrize("name", ITEMS)
-@pytest.mark.quick("as torchtitan compiles", "checkpointing, each block by .compile()")
+@pytest.mark.quick("torch.compile(model)", "watched before", "as torchtitan", "checkpointing, each block by .compile()")
 def test_a_hundred_steps_of_every_kind_of_training_are_the_same_with_all(name: str, full_size: bool) -> None:
     row = compared(ITEMS[name], "aot_eager" if full_size else "eager", 100 if full_size else 4)
     assert row["right"], row
-
-
-@pytest.mark.slow("compiles for seconds")
-@torch_warns
-def test_a_row_says_what_dynamo_compiles_more_where_the_watch_comes_before_compile_in_place() -> None:
-    row = compared(ITEMS["the same, watched before: model.compile()"], "eager", 4)
-    assert [row[name] for name in ("right", "compilations equal", "more graphs", "more frames")] == [True, False, 0, 1]
 
 
 INDUCTORS = (
@@ -164,63 +114,6 @@ def test_a_shadow_pass_reads_what_taps_read(backend: str) -> None:
     shadow = read(torch.compile(tapped(None, None), backend=backend))
     for one, two in zip(taps.values(), shadow.values(), strict=True):
         assert float((one - two).abs().max()) < 1e-6
-
-
-def characters() -> Tensor:
-    """The source of this Python's library as numbers of characters, as nanoGPT's ``prepare.py`` makes them."""
-    text = "".join(inspect.getsource(module) for module in (inspect, random, textwrap))
-    numbers = {character: number for number, character in enumerate(sorted(set(text)))}
-    return torch.tensor([numbers[character] % TOKENS for character in text])
-
-
-def nano(compiling: bool, *, watched: bool) -> tuple[list[float], Any]:
-    """The order of nanoGPT's ``train.py``: the model, an optimizer, the watch, ``torch.compile``, then a loop that
-    estimates losses in eval mode, accumulates over micro-batches under autocast, clips and steps.
-    """
-    torch._dynamo.reset()
-    torch.manual_seed(1337)
-    text = characters()
-
-    def batch() -> tuple[Tensor, Tensor]:
-        starts = torch.randint(len(text) - 12, (3,)).tolist()
-        rows = torch.stack([text[start : start + 13] for start in starts])
-        return rows[:, :-1], rows[:, 1:]
-
-    model: Any = GPT()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.95))
-    watch = attemper.watch(model, every=2) if watched else None
-    if compiling:
-        model = torch.compile(model, backend="eager")
-    losses, loss = [], torch.zeros(())
-    for iteration in range(4):
-        if iteration % 2 == 0:
-            model.eval()
-            with torch.no_grad():
-                losses += [model(*batch()).item() for _ in range(2)]
-            model.train()
-        for _ in range(2):
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(*batch()) / 2
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-        if watch is not None:
-            watch.step()
-    return losses, watch
-
-
-@pytest.mark.slow("compiles for seconds")
-def test_the_order_of_nanogpts_train_script_sees_all_heads_and_trains_the_same() -> None:
-    alone, _ = nano(True, watched=False)
-    beside, watch = nano(True, watched=True)
-    assert beside == alone
-    assert (watch.sampled, watch.failures) == (2, 0)
-    found = {(site.name, site.mode): len(site.heads) for site in watch.table().sites}
-    assert found == {(f"blocks.{n}.attention", mode): HEADS for n in range(2) for mode in ("train", "eval")}
-    assert watch.table().sites[0].heads[0].rows == 2 * 3 * 12
-    watch.close()
 
 
 def test_nothing_is_left_on_the_model() -> None:

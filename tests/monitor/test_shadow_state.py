@@ -28,12 +28,10 @@ from attemper.errors import InputError
 from attemper.monitor.shadow import wrappers_of
 from tests.support.shadow_models import torch_warns
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+
+X = torch.ones(2, 5, 16)
 
 
 class Base(nn.Module):
@@ -44,6 +42,44 @@ class Base(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         rows = self.project(x).view(2, 5, 2, 8).transpose(1, 2)
         return F.scaled_dot_product_attention(rows, rows, rows).transpose(1, 2).reshape(x.shape)
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        return self.attend(x)
+
+    @property
+    def gradients(self) -> list[Any]:
+        return [None if one.grad is None else one.grad.tolist() for one in self.parameters()]
+
+
+def forward(model: Any) -> None:
+    model(X)
+
+
+def check_as_unwatched(
+    make: Callable[[], Any],
+    state: Callable[[Any], Any],
+    run: Callable[[Any], object] = forward,
+    observe: str = "shadow",
+) -> None:
+    """Three steps leave the same state without a watch and beside one that reads each of them."""
+    left = []
+    for watched in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        model = make()
+        watch = attemper.watch(model, observe=observe) if watched else None
+        for _ in range(3):
+            run(model)
+            if watch is not None:
+                watch.step()
+        if watch is not None:
+            assert (watch.sampled, watch.failures, len(watch.table().sites)) == (3, 0, 1)
+            watch.close()
+        left.append((state(model), torch.rand(1).item(), random.random()))
+    assert left[0] == left[1]
 
 
 @dataclass
@@ -63,19 +99,24 @@ class Remembering(Base):
     """Changes whatever a forward can change."""
 
     routed: Tensor
+    grown: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("routed", torch.zeros(2))
+        self.register_buffer("grown", torch.zeros(1))
         self.hidden = torch.zeros(1)
         self.losses: list[Tensor] = []
         self.seen, self.recent, self.kinds = {"a": {"b": 0}}, deque([0], maxlen=3), {0}
         self.totals, self.slotted, self.array = Totals(), Slotted(), np.zeros(2)
         self.dice, self.generator = random.Random(3), torch.Generator().manual_seed(3)
+        self.calls: list[int] = []
+        self.project.register_forward_hook(lambda *_: self.calls.append(1))
 
-    def forward(self, x: Tensor, given: dict[str, Any]) -> Tensor:
+    def forward(self, x: Tensor, given: dict[str, Any]) -> Tensor:  # type: ignore[override]
         out = self.attend(x)
         self.routed += 1
+        self.grown.data = torch.cat([self.grown, self.grown.new_ones(1)])
         self.hidden.data.add_(1)
         self.losses.append(out.sum())
         self.seen["a"]["b"] += 1
@@ -96,78 +137,56 @@ class Remembering(Base):
     def state(self) -> list[Any]:
         return [
             self.routed.tolist(), self.hidden.item(), len(self.losses), self.seen, list(self.recent), self.kinds,
-            self.totals, self.slotted.count, self.array.tolist(), self.new, self.noise, self.drawn.item(),
+            self.totals, self.slotted.count, self.array.tolist(), self.new, self.noise, self.drawn.item(), self.calls,
+            self.grown.tolist(), self.gradients,
         ]  # fmt: skip
 
 
-def remembered(*, watched: bool) -> list[Any]:
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    model, calls = Remembering(), []
-    model.project.register_forward_hook(lambda *_: calls.append(1))
-    given = {"calls": 0, "x": torch.zeros(1)}
-    watch = attemper.watch(model, observe="shadow") if watched else None
-    for _ in range(3):
-        model(torch.ones(2, 5, 16), given).sum().backward()
-    if watch is not None:
-        assert (watch.sampled, watch.failures, len(watch.table().sites)) == (3, 0, 1)
-        watch.close()
-    weights = [p.grad.tolist() for p in model.parameters() if p.grad is not None]
-    return [model.state, calls, given["calls"], given["x"].item(), weights, torch.rand(1).item(), random.random()]
-
-
 def test_everything_that_a_forward_changes_is_put_back() -> None:
-    assert remembered(watched=True) == remembered(watched=False)
+    given: list[dict[str, Any]] = []
+
+    def make() -> Remembering:
+        given.append({"calls": 0, "x": torch.zeros(1)})
+        return Remembering()
+
+    check_as_unwatched(make, lambda model: model.state, lambda model: model(X, given[-1]).sum().backward())
+    assert given[0] == given[1] == {"calls": 3, "x": torch.full((1,), 3.0)}
 
 
-def test_a_graph_that_waits_for_its_backward_pass_keeps_its_buffers() -> None:
-    """Two forwards, one backward: a write that autograd counts would make the first graph useless."""
+class Masked(Base):
+    mask: Tensor
 
-    class Masked(Base):
-        mask: Tensor
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.rand(2, 5, 16))
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mask", torch.rand(2, 5, 16))
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.attend(x) * self.mask
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attend(x) * self.mask
 
-    model = Masked()
-    with attemper.watch(model, observe="shadow") as watch:
-        (model(torch.ones(2, 5, 16)).sum() + model(torch.ones(2, 5, 16)).sum()).backward()
-        watch.step()
-    assert watch.failures == 0
+class Tied(Base):
+    """Uses the weight of a compiled part once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Base()
+        self.part.compile(backend="eager")
+        del self.project
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.linear(self.part(x), self.part.project.weight).float().square()
 
 
 @torch_warns
-def test_weights_that_autocast_has_cast_keep_their_gradients() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = Part()
-            self.part.compile(backend="eager")
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(self.part(x), self.part.project.weight)
-
-    class Part(Base):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attend(x)
-
-    gradients = []
-    for watched in (False, True):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = Tied()
-        watch = attemper.watch(model) if watched else None
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(torch.ones(2, 5, 16)).float().square().sum()
-        loss.backward()
-        assert watch is None or len(watch.table().sites) == 1
-        gradients.append([p.grad for p in model.parameters()])
-    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+@pytest.mark.parametrize(("kind", "observe"), [(Masked, "shadow"), (Tied, "auto")])
+def test_graphs_that_wait_for_their_backward_pass_keep_buffers_and_weights_that_autocast_has_cast(
+    kind: type[Base], observe: str
+) -> None:
+    """Two forwards, one backward: a write that autograd counts would make the first graph useless."""
+    check_as_unwatched(
+        kind, lambda model: model.gradients, lambda model: (model(X).sum() + model(X).sum()).backward(), observe
+    )
 
 
 class Held:
@@ -270,6 +289,8 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[A
         set_class,
         lambda held: (Held.number, list(Held.shared), vars(Held).get("fresh"), vars(held).keys()),
     ),
+    "a slot": (Slotted, lambda held: setattr(held, "count", held.count + 1), lambda held: held.count),
+    "a generator of numpy": (lambda: np.random.default_rng(0), lambda held: held.random(), lambda held: held.random()),
     "RandomState": (lambda: np.random.RandomState(0), lambda held: held.rand(), lambda held: held.rand()),
     "a logger with a stream": (
         lambda: (logging.StreamHandler(StringIO()), [0]),
@@ -293,20 +314,13 @@ def test_whatever_holds_what_a_forward_changes_it_is_put_back(name: str) -> None
             change(self.held)
             return self.attend(x)
 
-    left = []
-    for watched in (False, True):
+    def new() -> Changing:
         Held.number, Held.shared = 0, []
         if "fresh" in vars(Held):
             del Held.fresh  # type: ignore[attr-defined]
-        model = Changing()
-        watch = attemper.watch(model, observe="shadow") if watched else None
-        for _ in range(3):
-            model(torch.ones(2, 5, 16))
-        if watch is not None:
-            assert (watch.sampled, watch.failures, len(watch.table().sites)) == (3, 0, 1)
-            watch.close()
-        left.append(state(model.held))
-    assert left[0] == left[1]
+        return Changing()
+
+    check_as_unwatched(new, lambda model: state(model.held))
 
 
 def test_what_lies_far_from_the_model_is_not_copied_in_advance_and_locked_objects_are_left_alone() -> None:
@@ -324,33 +338,9 @@ def test_what_lies_far_from_the_model_is_not_copied_in_advance_and_locked_object
     model: Any = Far()
     model.far = far
     with attemper.watch(model, observe="shadow") as watch:
-        model(torch.ones(2, 5, 16))
+        model(X)
         assert len(watch.table().sites) == 1
     assert locked.count == 2
-
-
-def test_a_compiled_function_that_the_models_file_does_not_name_stays_compiled() -> None:
-    model = Hidden()
-    with attemper.watch(model, observe="shadow") as watch:
-        model(torch.ones(2, 5, 16))
-        assert len(watch.table().sites) == 1
-        assert bool((HIDDEN[0](torch.zeros(3)) == 1).all())
-
-
-@partial(torch.compile, backend="eager")
-def _hidden(x: Tensor) -> Tensor:
-    return x + 1 if torch.compiler.is_compiling() else x - 1
-
-
-HIDDEN = [_hidden]
-del _hidden
-
-
-class Hidden(Base):
-    __module__ = "attemper.errors"  # which names no compiled function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attend(HIDDEN[0](x))
 
 
 class Cache:
@@ -367,11 +357,6 @@ class Iterating(Base):
         return self.attend(x) * next(self.turns)
 
 
-class Plain(Base):
-    def forward(self, x: Tensor, **_: Any) -> Tensor:
-        return self.attend(x)
-
-
 class Lazy(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -382,9 +367,9 @@ class Lazy(Base):
 
 
 OBSTACLES: dict[str, tuple[type[Base], dict[str, Any], str]] = {
-    "cache": (Plain, {"past": Cache()}, r"the argument past is a cache \(Cache\), to which the pass adds"),
+    "cache": (Base, {"past": Cache()}, r"the argument past is a cache \(Cache\), to which the pass adds"),
     "generator": (
-        Plain,
+        Base,
         {"rng": torch.Generator()},
         r"the argument rng is a generator of random numbers",
     ),
@@ -398,7 +383,7 @@ def test_a_pass_that_cannot_be_taken_back_is_left_out_with_the_reason(name: str)
     kind, arguments, said = OBSTACLES[name]
     model = kind()
     with attemper.watch(model, observe="shadow") as watch:
-        model(torch.ones(2, 5, 16), **arguments)
+        model(X, **arguments)
         with pytest.warns(UserWarning, match=f"nothing was measured in the first step(.|\n)*{said}"):
             watch.step()
         with pytest.raises(InputError, match=said):
@@ -407,22 +392,22 @@ def test_a_pass_that_cannot_be_taken_back_is_left_out_with_the_reason(name: str)
 
 
 def test_a_later_pass_that_cannot_be_taken_back_is_told_once() -> None:
-    model = Plain()
+    model = Base()
     with attemper.watch(model, observe="shadow") as watch:
-        model(torch.ones(2, 5, 16))
+        model(X)
         watch.step()
-        with pytest.warns(UserWarning, match="Plain was left out of a sample.*the argument past is a cache"):
-            model(torch.ones(2, 5, 16), past=Cache())
+        with pytest.warns(UserWarning, match="Base was left out of a sample.*the argument past is a cache"):
+            model(X, past=Cache())
         for _ in range(2):
             watch.step()
-            model(torch.ones(2, 5, 16), past=Cache())
+            model(X, past=Cache())
     assert watch.sampled == 1
 
 
 def test_a_pass_inside_a_transform_is_left_out() -> None:
-    model = Plain()
+    model = Base()
     watch = attemper.watch(model, observe="shadow")
-    torch.func.grad(lambda x: model(x).sum())(torch.ones(2, 5, 16))
+    torch.func.grad(lambda x: model(x).sum())(X)
     with pytest.warns(UserWarning, match=r"inside a transform of torch\.func"):
         watch.step()
     watch.close()
@@ -486,28 +471,19 @@ WRITES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("writes", WRITES)
 @pytest.mark.turns(2)
 def test_a_forward_that_writes_parameters_is_read_and_trains_as_without_a_watch(writes: str) -> None:
-    left = []
-    for watched in (False, True):
-        torch.manual_seed(0)
-        model = Writing(writes)
-        memory = [(parameter, parameter.data_ptr()) for parameter in model.project.parameters()]
-        watch = attemper.watch(model, observe="shadow") if watched else None
-        for _ in range(3):
-            model.zero_grad()
-            model(torch.ones(2, 5, 16)).sum().backward()
-            if watch is not None:
-                watch.step()
-        if watch is not None:
-            assert (watch.sampled, watch.failures, len(watch.table().sites)) == (3, 0, 1)
-            watch.close()
-        assert all(
-            one is two and p == one.data_ptr() for (one, p), two in zip(memory, model.project.parameters(), strict=True)
-        )
-        numbers = {
-            name: (p.tolist(), None if p.grad is None else p.grad.tolist()) for name, p in model.named_parameters()
-        }
-        left.append((numbers, model.passes))
-    assert left[0] == left[1]
+    def run(model: Writing) -> None:
+        model.zero_grad()
+        parameters = list(model.project.parameters())
+        memory = [one.data_ptr() for one in parameters]
+        model(X).sum().backward()
+        assert all(one is two for one, two in zip(parameters, model.project.parameters(), strict=True))
+        assert memory == [one.data_ptr() for one in parameters]
+
+    check_as_unwatched(
+        lambda: Writing(writes),
+        lambda model: ({name: one.tolist() for name, one in model.named_parameters()}, model.gradients, model.passes),
+        run,
+    )
 
 
 def test_a_parameter_that_is_written_out_of_sight_is_told_and_the_pass_run_beside_itself_once_at_most() -> None:
@@ -521,41 +497,13 @@ def test_a_parameter_that_is_written_out_of_sight_is_told_and_the_pass_run_besid
     RAN.clear()
     model = Normed()
     with attemper.watch(model, observe="shadow") as watch:
-        model(torch.ones(2, 5, 16))
+        model(X)
         with pytest.warns(UserWarning, match=r"its forward changes the parameter project\.weight"):
             watch.step()
         for _ in range(3):
-            model(torch.ones(2, 5, 16))
+            model(X)
             watch.step()
     assert len(RAN) == 1 + 4
-
-
-def test_other_memory_empty_slots_and_generators_of_numpy_are_put_back() -> None:
-    class Slots:
-        __slots__ = ("aux",)
-
-    class Odd(Base):
-        seen: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(1))
-            self.held, self.drawn = Slots(), np.random.default_rng(0)
-            self.held.aux = None
-
-        def forward(self, x: Tensor) -> Tensor:
-            assert self.held.aux is None
-            self.held.aux = self.drawn.random()
-            self.seen.data = torch.cat([self.seen, self.seen.new_ones(1)])
-            return self.attend(x)
-
-    model = Odd()
-    with attemper.watch(model, observe="shadow") as watch:
-        model(torch.ones(2, 5, 16))
-        watch.step()
-    assert watch.failures == 0
-    assert model.seen.tolist() == [0, 1]
-    assert model.held.aux == np.random.default_rng(0).random()
 
 
 def test_a_failing_shadow_pass_leaves_the_training_alone() -> None:
@@ -571,7 +519,7 @@ def test_a_failing_shadow_pass_leaves_the_training_alone() -> None:
     model = Failing()
     with attemper.watch(model, observe="shadow") as watch:
         with pytest.warns(UserWarning, match="Failing could not be measured: once"):
-            model(torch.ones(2, 5, 16)).sum().backward()
+            model(X).sum().backward()
         assert watch.failures == 1
         assert not torch.is_inference_mode_enabled()
 
@@ -587,9 +535,9 @@ def test_a_pass_that_does_not_go_through_is_not_read() -> None:
     model = Failing()
     with attemper.watch(model, observe="shadow") as watch:
         with pytest.raises(KeyError):
-            model(torch.ones(2, 5, 16))
+            model(X)
         with torch.no_grad():
-            model(torch.ones(2, 5, 16))
+            model(X)
         assert watch.table().sites[0].heads[0].rows == 2 * 5
 
 
@@ -608,7 +556,7 @@ def test_a_watch_that_is_closed_in_the_middle_of_a_pass_reads_and_holds_nothing_
                     watch.table()
             return out
 
-    model, x = Closing(), torch.ones(2, 5, 16)
+    model, x = Closing(), X.clone()
     watch = attemper.watch(model, observe=observe)
     model(x)
     held = weakref.ref(x)
@@ -639,26 +587,26 @@ def test_another_threads_compiled_calls_stay_compiled_meanwhile() -> None:
     model = Waiting()
     helper(torch.zeros(3))
     with attemper.watch(model, observe="shadow") as watch:
-        model(torch.ones(2, 5, 16))
+        model(X)
         assert len(watch.table().sites) == 1
     assert ran == [True]
 
 
 def test_penalties_and_thermostats_receive_the_trainings_own_pass_alone() -> None:
-    model = Plain()
+    model = Base()
     received: list[int] = []
     with attemper.regularize(model, attemper.ZLoss(1e-3)) as penalty, attemper.watch(model, observe="shadow") as watch:
         own = penalty.receive
         penalty.receive = lambda *given: received.append(1) or own(*given)  # type: ignore[method-assign]
-        model(torch.ones(2, 5, 16))
+        model(X)
         assert len(watch.table().sites) == 1
     assert received == [1]
 
 
 def test_two_watches_count_a_pass_once_each() -> None:
-    model = Plain()
+    model = Base()
     with attemper.watch(model, observe="shadow") as one, attemper.watch(model) as two:
-        model(torch.ones(2, 5, 16))
+        model(X)
         assert [watch.passes for watch in (one, two)] == [1, 1]
         assert [watch.table().sites[0].heads[0].rows for watch in (one, two)] == [10, 10]
 
@@ -676,20 +624,12 @@ class Helped(Base):
 
 
 def test_functions_that_a_models_file_compiles_are_not_compiled_anew() -> None:
-    counts = []
-    for watched in (False, True):
-        torch._dynamo.reset()
-        counters.clear()
+    def make() -> Helped:
         model = Helped()
         model.compile(backend="eager")
-        watch = attemper.watch(model) if watched else None
-        for _ in range(2):
-            model(torch.ones(2, 5, 16)).sum().backward()
-        counts.append(dict(counters["stats"]))
-        if watch is not None:
-            assert len(watch.table().sites) == 1
-            watch.close()
-    assert counts[0] == counts[1]
+        return model
+
+    check_as_unwatched(make, lambda _: dict(counters["stats"]), lambda model: model(X).sum().backward(), observe="auto")
 
 
 class Sized(Base):
@@ -748,13 +688,13 @@ def test_the_history_says_which_samples_are_of_shadow_passes(tmp_path: Any) -> N
     def run(steps: int) -> tuple[str, ...]:
         with attemper.watch(model, store=tmp_path) as watch:
             for _ in range(steps):
-                model(torch.ones(2, 5, 16))
+                model(X)
                 watch.step(watch.steps + len(before))
         before.extend([0] * steps)
         return attemper.open(tmp_path).remarks
 
     before: list[int] = []
-    model = Plain()
+    model = Base()
     assert run(2) == ()
     model.compile(backend="eager")
     shadow = "from step 2 on the model ran compiled; its numbers come from uncompiled shadow passes"

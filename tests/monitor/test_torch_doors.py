@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,7 @@ X = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def without_compiled_call(patch: pytest.MonkeyPatch) -> None:

@@ -22,18 +22,9 @@ from attemper.monitor.options import WatchOptions
 from attemper.sites.observation import current
 from tests.sites.own_models import LIBRARY, OWN, ROWS, Own, entropies
 from tests.support.identical_training import assert_identical_training
+from tests.support.scans import hooks, of_heads
 
 tf = pytest.importorskip("transformers")
-
-
-def hooks(model: nn.Module) -> int:
-    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
-
-
-def measured(scan: attemper.Scan) -> dict[str, Tensor]:
-    return {
-        site.name: torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64) for site in scan.sites
-    }
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -47,8 +38,7 @@ def test_models_of_ones_own_are_seen(name: str, seen: Callable[..., None]) -> No
     assert len(found.sites) == len(expected), [site.name for site in found.sites]
     worst = 0.0
     for site, entropy in zip(found.sites, expected, strict=True):
-        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
-        worst = max(worst, float((heads - entropy).abs().max()))
+        worst = max(worst, float((of_heads(site) - entropy).abs().max()))
         assert worst < 2e-5, site.name
     seen(LIBRARY, *ROWS[name], error_nats=worst)
 
@@ -74,17 +64,9 @@ def test_sampled_rows_estimate_the_mean_and_say_that_the_maximum_is_a_bound() ->
     stats = scan.row_statistics(scan.sites[0].name)
     assert stats.lower_bounds == ("max_logit",)
     error = stats.standard_error()["entropy"]
-    found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
-    assert ((found - exact).abs() <= 5 * error).all()
+    assert ((of_heads(scan.sites[0]) - exact).abs() <= 5 * error).all()
     assert scan.sites[0].heads[0].rows == 2 * 32
     assert (scan.sites[0].queries, scan.tokens) == (256, 2 * 256)
-
-
-def test_sites_choose_what_is_watched() -> None:
-    model, batch = OWN["encoder"]()
-    with attemper.watch(model, sites=["layers.1"]) as watch:
-        model(*batch)
-    assert [site.name for site in watch.table().sites] == ["layers.1.self_attn"]
 
 
 def test_two_watches_see_the_same_and_leave_nothing_behind() -> None:
@@ -159,6 +141,7 @@ def test_memory_stays_flat_over_many_steps(full_size: bool) -> None:
         ({"rows": 1.5}, r"watch\(rows=\.\.\.\) must be an int of at least 1, got 1.5"),
         ({"observe": "aside"}, "must be one of 'auto', 'beside', 'shadow', 'replace'"),
         ({"stats": "sharpness"}, "does not know 'sharpness'"),
+        ({"store": __file__}, r"is a file\. A run is stored in a folder"),
         ({"store": 3}, r"Store\(path=\.\.\.\) must be the path of a folder, got 3"),
         ({"on_alarm": "print"}, r"watch\(on_alarm=\.\.\.\) must be a function of an Alarm"),
     ],

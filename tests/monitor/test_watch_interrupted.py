@@ -12,13 +12,14 @@ from torch.overrides import _get_current_function_mode  # pyright: ignore[report
 
 import attemper
 from attemper import InputError
-from tests.sites.own_models import Own, Tapped, entropies
+from tests.sites.own_models import Own, Tapped, entropies, is_close
 
 tf = pytest.importorskip("transformers")
 
 import attemper.integrations.transformers  # noqa: E402
 from tests.monitor.tiny_models import TINY, sharpened  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 NO_JIT_WARNING = pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 X = torch.linspace(-1, 1, 2 * 10 * 32).view(2, 10, 32)
 
@@ -34,11 +35,6 @@ class Failing(Own):
             error, self.error = self.error, None
             raise error
         return result
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
 
 
 def rows(watch: attemper.types.Watch) -> dict[str, int]:
@@ -113,19 +109,6 @@ def test_a_registry_model_beside_the_watched_one_is_not_read() -> None:
     assert rows(watch) == {f"model.layers.{layer}.self_attn": 40 for layer in range(2)}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "gpt2"])
-def test_a_model_set_to_attemper_has_each_site_once(name: str) -> None:
-    model: Any = sharpened(TINY[name].build())
-    ids = torch.randint(3, 101, (2, 20))
-    with attemper.watch(model) as watch:
-        model(input_ids=ids)
-    expected = rows(watch)
-    model.set_attn_implementation("attemper")
-    with attemper.watch(model) as watch:
-        model(input_ids=ids)
-    assert rows(watch) == expected
-
-
 @pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_padding_is_left_out_of_a_compiled_model(name: str) -> None:
@@ -187,8 +170,7 @@ def test_a_compiled_model_is_scanned_as_it_was_written() -> None:
     model = Own().eval()
     compiled: Any = torch.compile(model, backend="aot_eager")
     scan = attemper.scan(compiled, [X])
-    found = torch.tensor([head.entropy_nats for head in scan.sites[0].heads], dtype=torch.float64)
-    assert float((found - entropies(model, (X,))[0]).abs().max()) < 2e-5
+    assert is_close(scan, entropies(model, (X,))[0])
     assert scan.skipped == ()
 
 
@@ -232,14 +214,6 @@ def test_sites_that_are_no_list_of_names_are_an_error(sites: Any, message: str) 
         attemper.watch(Own(), sites=sites)
 
 
-def test_sites_that_match_nothing_list_those_that_were_seen() -> None:
-    model = Own()
-    with attemper.watch(model, sites=["nope"]) as watch:
-        model(X)
-    with pytest.raises(InputError, match=r"watch\(sites=\['nope'\]\) matches none of the sites that were seen: Own"):
-        watch.table()
-
-
 @NO_JIT_WARNING
 @pytest.mark.parametrize("call", [attemper.watch, lambda model: attemper.scan(model, [X])])
 def test_what_is_no_module_is_an_error(call: Any) -> None:
@@ -247,12 +221,6 @@ def test_what_is_no_module_is_an_error(call: Any) -> None:
         call(3)
     with pytest.raises(InputError, match="TorchScript, into which nothing can look"):
         call(torch.jit.trace(nn.Linear(32, 32), X, check_trace=False))
-
-
-@pytest.mark.parametrize("batches", [X, {"x": X}])
-def test_one_batch_that_is_not_in_a_list_is_an_error(batches: Any) -> None:
-    with pytest.raises(InputError, match=r"must be an iterable of batches, got one \w+: write \[batch\]"):
-        attemper.scan(Own(), batches)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
-"""``watch`` sees transformers' models whatever their attention implementation, and no bit of them changes."""
+"""``watch`` sees transformers' models whatever their attention implementation, a pretrained one among them, and no bit
+of them changes.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import attemper
 
@@ -25,6 +28,9 @@ from tests.monitor.tiny_models import (  # noqa: E402
     sharpened,
     watched_scan,
 )
+from tests.support import encoder  # noqa: E402
+from tests.support.identical_training import assert_identical_training  # noqa: E402
+from tests.support.scans import of_heads  # noqa: E402
 
 IMPLEMENTATIONS = [(name, way) for name, tiny in TINY.items() for way in tiny.implementations]
 WITHOUT_FLEX = ("gpt2", "gpt-oss", "t5")
@@ -95,48 +101,25 @@ def test_flex_attention_is_read_with_its_masks_windows_and_softcap(
     seen("transformers", tiny.title, "registry, flex", error_nats=worst)
 
 
-def training(tiny: Tiny, implementation: str, watched: bool, steps: int) -> tuple[list[Tensor], Tensor]:
-    """Losses, parameters and last gradients of training with dropout, and the state of the random numbers."""
-    torch.manual_seed(7)
-    model = tiny.build(dropout=0.1).train()
-    model.set_attn_implementation(implementation)
-    batch = inputs(tiny.kind, "right", tokens=12, batch=2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    watch = attemper.watch(model, every=2, rows=3) if watched else None
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = model(**batch)[0].square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-        if watch is not None:
-            watch.step()
-    if watch is not None:
-        assert (watch.sampled, watch.failures) == (steps // 2, 0)
-        assert {site.mode for site in watch.table().sites} == {"train"}
-        watch.close()
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return [*losses, *(p.detach() for p in model.parameters()), *gradients], torch.get_rng_state()
-
-
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
 @pytest.mark.quick("llama-sdpa", "t5-eager")
 def test_training_steps_with_dropout_are_bit_identical(
     name: str, implementation: str, steps: int, seen: Callable[..., None]
 ) -> None:
-    (plain, plain_state), (watched, watched_state) = (
-        training(TINY[name], implementation, watched, steps) for watched in (False, True)
-    )
-    assert len(plain) == len(watched) > steps
-    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
-    assert torch.equal(plain_state, watched_state)
-    seen("transformers", TINY[name].title, f"registry, {implementation}", identical_steps=steps)
+    tiny = TINY[name]
+
+    def made() -> tuple[Any, Callable[[Any], Tensor]]:
+        model, batch = tiny.build(dropout=0.1), inputs(tiny.kind, "right", tokens=12, batch=2)
+        model.set_attn_implementation(implementation)
+        return model, lambda root: root(**batch)[0].square().mean()
+
+    assert_identical_training(made, steps)
+    seen("transformers", tiny.title, f"registry, {implementation}", identical_steps=steps)
 
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize(
-    ("name", "implementation"), [(name, way) for name, other in OTHERS.items() for way in other.ways]
+    ("name", "implementation"), [(name, way) for name, other in OTHERS.items() for way in other.implementations]
 )
 @pytest.mark.quick(
     "OPT-sdpa-left",
@@ -154,16 +137,13 @@ def test_every_module_that_returns_eager_weights_is_seen_under_its_own_name(
     name: str, implementation: str, padding: str | None, seen: Callable[..., None]
 ) -> None:
     other = OTHERS[name]
-    model, batch = sharpened(other.build()), other.batch(padding)
+    model, batch = sharpened(other.build()), inputs(other.kind, padding)
     layers = expected(model, batch)
     model.set_attn_implementation(implementation)
     scan = watched_scan(model, batch)
     assert scan.skipped == ()
     assert {site.name for site in scan.sites} == set(layers)
-    worst = 0.0
-    for site in scan.sites:
-        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
-        worst = max(worst, float((heads - layers[site.name]).abs().max()))
+    worst = max(float((of_heads(site) - layers[site.name]).abs().max()) for site in scan.sites)
     assert worst < 2e-5
     seen("transformers", other.title, f"registry, {implementation}", error_nats=worst)
 
@@ -195,8 +175,8 @@ def test_every_image_of_a_packed_vision_tower_is_a_call_of_its_own(
     worst = 0.0
     for site in scan.sites:
         name, _, call = site.name.partition("#")
-        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
-        worst = max(worst, float((heads - head_entropies(weights[name][int(call or 1) - 1], None)).abs().max()))
+        expected_nats = head_entropies(weights[name][int(call or 1) - 1], None)
+        worst = max(worst, float((of_heads(site) - expected_nats).abs().max()))
     assert worst < 2e-5
     seen("transformers", "Qwen2-VL", "registry, sdpa", error_nats=worst)
 
@@ -220,3 +200,59 @@ def qwen2_vl() -> tuple[Any, dict[str, Tensor]]:
     return sharpened(model), {
         "input_ids": ids, "pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": kinds
     }  # fmt: skip
+
+
+# --- a pretrained encoder ---
+
+MINILM = "MiniLM, pretrained"
+ENGLISH = [
+    "Attention is a weighted mean whose weights the tokens choose for themselves. " * 12,
+    "How sharp should that choice be?",
+    "If a head gives all its weight to a single token, it looks something up: the subject of the sentence, perhaps.",
+]
+
+
+def english(number: int) -> dict[str, Tensor]:
+    return dict(encoder.loaded()[1](ENGLISH[-number:], return_tensors="pt", padding=True))
+
+
+def encoder_with(implementation: str) -> Any:
+    model = copy.deepcopy(encoder.loaded()[0])
+    model.set_attn_implementation(implementation)
+    return model
+
+
+@pytest.mark.slow("takes seconds")
+@FLEX_WARNINGS
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize(("implementation", "way"), [("eager", "eager"), ("sdpa", "sdpa"), ("flex_attention", "flex")])
+@pytest.mark.quick("sdpa-sdpa-3")
+def test_watched_entropies_of_a_pretrained_encoder_are_those_of_its_eager_weights(
+    implementation: str, way: str, number: int, eager_flex: None, seen: Callable[..., None]
+) -> None:
+    batch = english(number)
+    expected = eager_entropies(encoder.loaded()[0], batch)
+    model = encoder_with(implementation)
+    for scan in (attemper.scan(model, [batch]), watched_scan(model, batch)):
+        assert scan.skipped == ()
+        assert scan.tokens == int(batch["attention_mask"].sum())
+        worst = largest_error(scan, "encoder", expected)
+        assert worst < 5e-6
+    seen("transformers", MINILM, f"registry, {way}", error_nats=worst)
+
+
+@pytest.mark.slow("takes many seconds")
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_training_steps_of_a_pretrained_encoder_are_bit_identical(
+    implementation: str, steps: int, seen: Callable[..., None]
+) -> None:
+    batch = english(2)
+    batch = {name: part[:, :16] for name, part in batch.items()}
+
+    def made() -> tuple[nn.Module, Callable[[Any], Tensor]]:
+        model = encoder_with(implementation)
+        assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.1
+        return model, lambda root: (root(**batch).last_hidden_state - 1).square().mean()
+
+    assert_identical_training(made, steps)
+    seen("transformers", MINILM, f"registry, {implementation}", identical_steps=steps)

@@ -14,6 +14,7 @@ import transformers as tf
 from torch import Tensor
 
 import attemper
+from tests.support.scans import of_heads
 
 CACHE = next(
     name for name in ("cache", "past_key_values") if name in inspect.signature(tf.LlamaModel.forward).parameters
@@ -72,7 +73,7 @@ class Tiny:
     """A class with ``_from_config``."""
     config: Any
     kind: str = "decoder"
-    """"decoder", "encoder", "encoder-decoder", "vision" or "speech"."""
+    """"decoder", "encoder", "encoder-decoder", "vision", "two towers" or "speech"."""
     tokens: int = 40
     sdpa: bool = True
     """Whether transformers has an sdpa attention for it."""
@@ -149,6 +150,8 @@ def inputs(kind: str, padding: str | None, tokens: int = 40, batch: int = 3) -> 
     """A batch for a kind of model, padded left, right or not at all, with lengths tokens, tokens - 9 and 5."""
     if kind == "vision":
         return {"pixel_values": torch.randn(batch, 3, 32, 32)}
+    if kind == "two towers":
+        return inputs("decoder", padding, tokens, batch) | inputs("vision", None, tokens, batch)
     ids = torch.randint(3, 101, (batch, tokens))
     mask = _padding(padding, batch, tokens)
     if kind == "speech":
@@ -227,8 +230,7 @@ def largest_error(scan: Any, kind: str, expected: dict[str, list[Tensor]]) -> fl
     for group, layers in expected.items():
         assert len(found[group]) == len(layers), (group, [site.name for site in scan.sites])
         for site, entropies in zip(found[group], layers, strict=True):
-            heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
-            worst = max(worst, float((heads - entropies).abs().max()))
+            worst = max(worst, float((of_heads(site) - entropies).abs().max()))
     return worst
 
 

@@ -16,10 +16,7 @@ from attemper import InputError
 from attemper.sites import tap, tap_buffers
 from tests.sites.own_models import Checkpointed, Own, Tapped, entropies, is_close
 
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def test_without_a_watch_a_tap_does_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -107,6 +107,15 @@ def steps(full_size: bool) -> int:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing is compiled before and after."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

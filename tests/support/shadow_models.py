@@ -135,8 +135,6 @@ def not_compiled(model: Any, _: str) -> Any:
     return model
 
 
-WAYS = [whole, whole_graph, any_size, in_place, each_block, blocks_in_place, some, forward_alone]
-
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 
 
