@@ -138,7 +138,7 @@ for backend in ("native", "reference"):
     stats = attemper.attention(query, key, value, stats="all", is_causal=True, backend=backend).stats
     site = SiteSums("site", "self", "eval", 2)
     site.add(stats, 9, 9)
-    found.append((stats, site._sums))
+    found.append((stats, site.sums))
 (one, its_sums), (two, other_sums) = found
 assert "perplexity" in one.names
 for name in one.names:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper.monitor.first_passes import MOST_PASSES
+from attemper.monitor.sampled_steps import MOST_PASSES
 from tests.monitor.test_history import Stack, collapse
 
 LONG = torch.randn(1, 40, 32)

@@ -152,7 +152,7 @@ def test_values_are_those_of_readings_to_float32_rounding(fewest_keys: int, toke
 def test_counts_beyond_float32_are_exact() -> None:
     found = read_sites(FEWEST_KEYS, stats="all")
     for site in found:
-        site._sums *= 14_348_907.0  # type: ignore[operator]
+        site.sums *= 14_348_907.0  # type: ignore[operator]
     sample = sample_of(0, 0.0, found, reading_names("watch", "all"), tokens=0)
     assert sample.values.dtype == np.float64
     check_values(sample, found, FEWEST_KEYS)

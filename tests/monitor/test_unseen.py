@@ -17,7 +17,7 @@ import attemper
 from attemper import QKClip
 from attemper.integrations.training import Monitor
 from attemper.monitor.checked_model import why_not_all
-from attemper.monitor.first_passes import MOST_PASSES
+from attemper.monitor.sampled_steps import MOST_PASSES
 from tests.sites.own_models import Own
 from tests.support.shadow_models import torch_warns
 

@@ -108,7 +108,7 @@ PIECES = (
     *("monitor.calls:CallSites.number", "monitor.calls:Pairing.join", "monitor.head_sums:SiteSums.add"),
     *(f"monitor.watch:Watch.{name}" for name in ("_begin_pass", "_switch_taps", "sampling", "_end_step", "_tell")),
     *("monitor.recorder:sample_of", "monitor.recorder:Judge.feed", "monitor.kept_run:KeptRun.take"),
-    *("monitor.collector:Collector.snapshot", "monitor.first_passes:FirstPasses.join", "monitor.passes:observing"),
+    *("monitor.collector:Collector.snapshot", "monitor.sampled_steps:FirstPasses.join", "monitor.passes:observing"),
     *("sites.padding:_token_mask", "sites.padding:CallContext.module", "sites.padding:Tokens.of_queries"),
     *("sites.torch_functions:AttentionMode._report", "sites.torch_functions:softmax_by_hand.ByHand.follow"),
     *("sites.identity:Origins.of_scores", "sites.tensor_axes:FeatureAxes.follow", "sites.observation:_see"),

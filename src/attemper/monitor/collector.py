@@ -125,10 +125,7 @@ class Collector(LiveSample):
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
-        self.guard(self.name_of(module), partial(self._see, module, call))
-
-    def _see(self, module: nn.Module, call: AttentionCall) -> None:
-        self._take(module, call, None)
+        self.guard(self.name_of(module), partial(self._take, module, call, None))
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
         self._take(module, call, (request, stats))
@@ -142,7 +139,7 @@ class Collector(LiveSample):
         place, shape = self._place(module), (*own.query.shape[:3], own.key.shape[2])
         if self._projects and (seen.is_tap or projects(module)):
             seen.sketch = sketch(own.query, own.key)
-        kind = self._kind(place, shape[3]) if own.cross is None else ("cross" if own.cross else "self")
+        kind = self._kind(place, shape[3], own.cross)
         choosing = self.scope.missed_mass and chooses(place)
         try:
             request = self._request(place, own, kind) if done is None else done[0]
@@ -275,7 +272,7 @@ class Collector(LiveSample):
         if own is None:
             return None
         place, keys = self._place(module), own.key.shape[2]
-        kind = self._kind(place, keys) if own.cross is None else ("cross" if own.cross else "self")
+        kind = self._kind(place, keys, own.cross)
         try:
             mask = None if own.mask is None else own.mask.detach()
             options = replace(own.options, stats=self.stats, backend=self.backend)
@@ -292,8 +289,9 @@ class Collector(LiveSample):
         ``real``: [B, Q] bool, which of its queries are tokens; None for all.
         """
 
-    def _kind(self, module: nn.Module, keys: int) -> str:
-        return "cross" if self.context.is_cross(module, keys) else "self"
+    def _kind(self, module: nn.Module, keys: int, told: bool | None = None) -> str:
+        """``told``: whether it is cross attention, where the call says so."""
+        return "cross" if (self.context.is_cross(module, keys) if told is None else told) else "self"
 
     def take_calls(self) -> list[SeenCall]:
         """The calls of a pass that went through: a tap and the attention beside it as one, withdrawn with the reason.

@@ -67,8 +67,9 @@ class SiteSums:
         device = torch.device("cpu") if device is None or device.type == "mps" else device
         # Made in inference mode they could not be added to outside of it.
         with torch.inference_mode(False):
-            self._sums = torch.zeros((heads, width(fewest_keys)), dtype=torch.float64, device=device)
-            self._sums[:, LARGEST] = -math.inf
+            self.sums = torch.zeros((heads, width(fewest_keys)), dtype=torch.float64, device=device)
+            """[heads, columns] float64, the columns as ``places`` has them."""
+            self.sums[:, LARGEST] = -math.inf
         self._ended: Tensor | None = None
         """[H, sums] when the last batch ended: valid rows, those without weight, and ``ERRORS``."""
 
@@ -83,21 +84,21 @@ class SiteSums:
     def add_sums(self, sums: Tensor, queries: int, keys: int) -> None:
         """Adds sums [H, WIDTH] of a kernel, or [H, columns] of all that is here."""
         self.queries, self.keys = max(self.queries, queries), max(self.keys, keys)
-        sums, own = sums.to(self._sums.device), self._sums[:, : sums.shape[1]]
+        sums, own = sums.to(self.sums.device), self.sums[:, : sums.shape[1]]
         largest = torch.maximum(own[:, LARGEST], sums[:, LARGEST])
         own.add_(sums)[:, LARGEST] = largest
 
     def add_counted(self, counted: Tensor) -> None:
         """Adds ``COUNTED`` of one call: sums and their rows, [2, statistics, H] float64."""
         at = [self._places[prefix + name].start for prefix in ("", "rows_of_") for name in COUNTED]
-        self._sums[:, at] += counted.flatten(0, 1).T.to(self._sums)
+        self.sums[:, at] += counted.flatten(0, 1).T.to(self.sums)
 
     def end_batch(self) -> None:
         """Takes note of how the batch that was added differs from others, without waiting for the device."""
-        now = self._sums[:, [self._places[name].start for name in ("rows", "rows_without_weight", *ERRORS)]]
+        now = self.sums[:, [self._places[name].start for name in ("rows", "rows_without_weight", *ERRORS)]]
         batch = now if self._ended is None else now - self._ended
         rows, own = batch[:, :1] - batch[:, 1:2], batch[:, 2:]
-        self._sums[:, SPREAD_PLACE] += torch.cat(((rows > 0).to(own), rows, rows**2, own**2, rows * own), 1)
+        self.sums[:, SPREAD_PLACE] += torch.cat(((rows > 0).to(own), rows, rows**2, own**2, rows * own), 1)
         self._ended = now
 
     @property
@@ -109,15 +110,10 @@ class SiteSums:
         """What is known of the site beside its numbers."""
         return _label(*self.key, self.layer, self.attention, self.normalizer, self.heads, self.first_head)
 
-    @property
-    def sums(self) -> Tensor:
-        """[heads, columns] float64, the columns as ``places`` has them."""
-        return self._sums
-
     def with_sums(self, sums: Tensor) -> SiteSums:
         """The same site with other sums, say on the host."""
         other = copy(self)
-        other._sums = sums
+        other.sums = sums
         return other
 
     def under_name(self, name: str | None = None) -> SiteSums:
@@ -132,8 +128,8 @@ class SiteSums:
         is not known of it.
         """
         both = deepcopy(self)
-        both.add_sums(other._sums, other.queries, other.keys)
-        both._sums[:, SPREAD_PLACE] = 0.0
+        both.add_sums(other.sums, other.queries, other.keys)
+        both.sums[:, SPREAD_PLACE] = 0.0
         both.roles = other.roles or self.roles
         return both
 
@@ -148,20 +144,20 @@ class SiteSums:
         parts["rows"] = by_head(valid).sum(1)
         parts["max_logit"] = by_head(stats.max_logit.masked_fill(~valid, -math.inf)).amax(1)
         parts |= self._means(stats)
-        parts["rows_without_weight"] = parts["rows"].to(self._sums.device) - parts["rows_of_entropy"]
+        parts["rows_without_weight"] = parts["rows"].to(self.sums.device) - parts["rows_of_entropy"]
         parts["histogram"] = stats.histogram()
         for names, rows in zip((CURVES, ENOUGH_KEYS), self._parts(stats), strict=False):
             curve = rows.by_visible_keys()
             sums = {"curve_rows": curve.rows} | {f"curve_{name}": part for name, part in curve.sums.items()}
             parts |= {name: sums[of] for name, of in zip(names, CURVES, strict=True)}
-        empty = self._sums.new_zeros(self.heads)
-        return torch.cat([parts.get(name, empty).to(self._sums).view(self.heads, -1) for name in self._places], 1)
+        empty = self.sums.new_zeros(self.heads)
+        return torch.cat([parts.get(name, empty).to(self.sums).view(self.heads, -1) for name in self._places], 1)
 
     def _means(self, stats: AttentionStats) -> dict[str, Tensor]:
         """Sums and rows of every mean from one stacked tensor: a sampled training step waits for this."""
         names = [name for name in MEANS if name in stats and name not in COUNTED]
-        values = torch.stack([stats[name] for name in names]).to(self._sums.device)
-        defined = torch.stack([stats.defined_rows(name) for name in names]).to(self._sums.device)
+        values = torch.stack([stats[name] for name in names]).to(self.sums.device)
+        defined = torch.stack([stats.defined_rows(name) for name in names]).to(self.sums.device)
         sums = torch.where(defined, values, 0.0).sum((1, 3), dtype=torch.float64)
         rows = {f"rows_of_{name}": part for name, part in zip(names, defined.sum((1, 3)), strict=True)}
         return dict(zip(names, sums, strict=True)) | rows
@@ -175,11 +171,11 @@ class SiteSums:
 
     def reading(self) -> SiteReading:
         """Means over everything added so far. Waits for the device."""
-        return site_reading(self.label, self.queries, self.keys, self._sums.tolist(), self.fewest_keys)
+        return site_reading(self.label, self.queries, self.keys, self.sums.tolist(), self.fewest_keys)
 
     def totals(self, order: tuple[int, int]) -> SiteTotals:
         """The same sums on the host, as a copy. Waits for the device."""
-        return SiteTotals(self.label, self.queries, self.keys, order, self._sums.cpu().numpy().copy(), self.roles)
+        return SiteTotals(self.label, self.queries, self.keys, order, self.sums.cpu().numpy().copy(), self.roles)
 
 
 _label = lru_cache(maxsize=4096)(SiteLabel)

@@ -13,12 +13,11 @@ from typing import Any
 from torch import nn
 
 from attemper.monitor.checked_model import NOT_RUN, why_not_all
-from attemper.monitor.first_passes import MOST_PASSES, NO_STEP, Updates
 from attemper.monitor.hooks import CompiledCall, Door, WrapperCall, call_of, is_running, quietly
 from attemper.monitor.model_state import ObstacleError
 from attemper.monitor.options import NO_ALARMS, WatchOptions
 from attemper.monitor.recorder import UNSEEN
-from attemper.monitor.sampled_steps import SampledSteps
+from attemper.monitor.sampled_steps import MOST_PASSES, NO_STEP, SampledSteps, Updates
 from attemper.monitor.shadow import ShadowPasses, lacking, wrappers_of
 from attemper.readings.labels import JOINED
 from attemper.readings.reading import Skipped
@@ -174,7 +173,7 @@ class Passes(SampledSteps):
         """Reads the pass that begins beside itself, before it runs."""
         assert self._shadows is not None
         if not isinstance(self.model, Wrapper):
-            if not self._shadows.only_taps:
+            if not self._shadows.whole.only_taps:
                 self._read_beside(module, args, kwargs)
             return
         # It runs somebody's step, which has to run once: each outermost compiled part gets a door.
@@ -264,7 +263,7 @@ class Passes(SampledSteps):
         raised = sys.exc_info()[1]
         went_through = raised is None or raised is self._raising
         if self._compiled and self.sampling and went_through and self._shadows is not None and not self._is_sharded:
-            self._shadows.note_taps(self._collector.calls)
+            self._shadows.whole.note_taps(self._collector.calls)
         self._end_pass(commit=went_through)
         if self._collector.calls and went_through:  # of taps in a compiled model
             self._collector.commit()
@@ -349,4 +348,4 @@ class Passes(SampledSteps):
 
     @property
     def _sees_taps_alone(self) -> bool:
-        return self._compiled and (self._shadows is None or self._shadows.only_taps)
+        return self._compiled and (self._shadows is None or self._shadows.whole.only_taps)

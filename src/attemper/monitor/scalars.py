@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import InputError
+from attemper.monitor.snapshot import begin_copy
 from attemper.readings.sample import QUANTITIES
 from attemper.statistics import STATISTICS
 from attemper.text import clean
@@ -130,10 +131,4 @@ def _begin_copy(tensors: list[Tensor]) -> tuple[Tensor, Any]:
     device = tensors[0].device
     here = (one if one.device == device else one.to(device, non_blocking=True) for one in tensors)
     numbers = torch.stack([one.reshape(()).to(torch.float32) for one in here])
-    if device.type != "cuda":
-        return numbers, None
-    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    host.copy_(numbers, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return host, event
+    return begin_copy(numbers) if device.type == "cuda" else (numbers, None)

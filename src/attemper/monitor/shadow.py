@@ -154,18 +154,11 @@ class ShadowPasses:
     def __init__(self, model: nn.Module, collector: Collector, most: int | None) -> None:
         """``most``: how many sequences of a batch run; None for all."""
         self._model, self._collector, self._most = model, collector, most
-        self._whole, self._parts = Shadow(model, collector, most), dict[nn.Module, Shadow]()
+        self.whole, self._parts = Shadow(model, collector, most), dict[nn.Module, Shadow]()
+        """``whole``: those of the model."""
         self._agreed: bool | None = None
         self.read_by: Shadow | None = None
         """What has read the pass that runs beside itself."""
-
-    @property
-    def only_taps(self) -> bool:
-        """Whether taps see all that a shadow pass of the model has seen."""
-        return self._whole.only_taps
-
-    def note_taps(self, calls: Iterable[SeenCall]) -> None:
-        self._whole.note_taps(calls)
 
     def new_parts(self) -> list[nn.Module]:
         """The outermost compiled parts that are not known yet; ``read`` takes them from now on."""
@@ -199,7 +192,7 @@ class ShadowPasses:
             )
         if (door := missing_door()) is not None:
             raise ObstacleError(lacking(door))
-        shadow, spent = self._parts.get(module, self._whole), None
+        shadow, spent = self._parts.get(module, self.whole), None
         try:
             shadow.read(args, kwargs, begin)
         except Exception as error:

@@ -149,12 +149,16 @@ class _Copy:
     def of(cls, tensors: list[Tensor]) -> _Copy:
         if tensors[0].device.type != "cuda":
             return cls(torch.cat([tensor.detach().cpu().reshape(-1).to(torch.float64) for tensor in tensors]), None)
-        numbers = torch.cat([tensor.detach().reshape(-1).to(torch.float64) for tensor in tensors])
-        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        host.copy_(numbers, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(numbers.device))
-        return cls(host, arrived)
+        return cls(*begin_copy(torch.cat([tensor.detach().reshape(-1).to(torch.float64) for tensor in tensors])))
+
+
+def begin_copy(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """Numbers of a CUDA device on their way to the host, behind what is queued there, and what tells that they came."""
+    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    host.copy_(numbers, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(numbers.device))
+    return host, arrived
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from attemper.distributed.merged_recorder import MergedRecorder
 from attemper.distributed.reduction import reduction_of
 from attemper.errors import InputError
 from attemper.monitor.checked_model import check_model, device_of, provenance, unseen_normalizers
-from attemper.monitor.first_passes import LATE_STEP
 from attemper.monitor.hooks import RefusedError, call_of, note, quietly
 from attemper.monitor.options import WatchOptions
 from attemper.monitor.passes import Passes
 from attemper.monitor.recorder import Recorder
+from attemper.monitor.sampled_steps import LATE_STEP
 from attemper.monitor.shadow import lacking
 from attemper.monitor.snapshot import SampleReadings
 from attemper.readings.limits import AlarmLimits
