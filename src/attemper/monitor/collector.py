@@ -125,7 +125,10 @@ class Collector(LiveSample):
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
-        self.guard(self.name_of(module), partial(self._take, module, call, None))
+        self.guard(self.name_of(module), partial(self._see, module, call))
+
+    def _see(self, module: nn.Module, call: AttentionCall) -> None:
+        self._take(module, call, None)
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
         self._take(module, call, (request, stats))
