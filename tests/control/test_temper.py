@@ -19,7 +19,7 @@ from attemper.call.request import Options
 from attemper.control.query_key_weights import projections_of
 from attemper.lab.model import Attention, ByteConfig, ByteModel
 from attemper.nn import ConditionalTemperature, FixedTemperature, LearnedTemperature, LengthTemperature
-from attemper.sites.act import key_counts, query_over_temperature
+from attemper.sites.actions import key_counts, query_over_temperature
 from attemper.sites.names import Wrapper
 from attemper.sites.observation import AttentionCall
 from tests.control.models import BUILD, built, checkpointed

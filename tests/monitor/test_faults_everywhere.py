@@ -152,7 +152,9 @@ def test_a_fault_in_any_function_of_ours_stops_no_training_and_changes_no_bit(
     files = ("hooks.py", "watch.py", "passes.py", "sampled_steps.py", "observation.py")
     doors = [code for code in codes if code.co_filename.endswith(files)]
     ways = [
-        code for code in codes if code.co_filename.endswith(("sites/transformers.py", "sites/tap.py", "sites/act.py"))
+        code
+        for code in codes
+        if code.co_filename.endswith(("sites/transformers.py", "sites/tap.py", "sites/actions.py"))
     ]
     more = 6 if full_size else 1
     far = 120 if case == "stored" else 32

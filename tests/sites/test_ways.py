@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import attemper
 from attemper.call.request import Options
 from attemper.sites import ways
-from attemper.sites.act import Actions, ModelCall, attend
+from attemper.sites.actions import Actions, ModelCall, attend
 from attemper.sites.observation import AttentionCall, current, mark_reported, report
 from attemper.sites.ways import Way
 

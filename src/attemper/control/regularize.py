@@ -16,10 +16,10 @@ from attemper.control.penalties import Penalty
 from attemper.control.penalty_gradient import AttachPenalty, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError
 from attemper.monitor.hooks import Hook
+from attemper.sites.actions import listen, unlisten
 from attemper.sites.find import Site, chosen_sites
 from attemper.sites.names import unwrap
 from attemper.sites.observation import AttentionCall
-from attemper.sites.wrap import listen, unlisten
 
 
 def regularize(

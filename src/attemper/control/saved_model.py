@@ -28,7 +28,7 @@ from attemper.files import replacement
 from attemper.nn.normalizers import MODULES, Normalizer
 from attemper.nn.temperature import ACTIONS, ProductTemperature, Temperature
 from attemper.schedules import schedule_form, schedule_of
-from attemper.sites.act import normalizer_of, temperatures
+from attemper.sites.actions import normalizer_of, temperatures
 from attemper.sites.find import all_sites
 from attemper.sites.names import names_of
 from attemper.sites.sharded import is_dtensor

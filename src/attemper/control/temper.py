@@ -32,9 +32,9 @@ from attemper.nn.temperature import (
     ScheduledTemperature,
     Temperature,
 )
+from attemper.sites.actions import actions_of, release
 from attemper.sites.find import Site, call_site, chosen_sites, refuse_wrapped
 from attemper.sites.names import class_name, is_wanted, unwrap
-from attemper.sites.wrap import actions_of, release
 from attemper.text import count
 
 ADDED_NORMALIZER = "attemper_normalizer"

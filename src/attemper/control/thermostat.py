@@ -19,11 +19,10 @@ from attemper.control.temper import Tempered
 from attemper.distributed.data_parallel import check_reduce, weight_ranks
 from attemper.errors import InputError
 from attemper.nn.temperature import ACTIONS, CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
-from attemper.sites.act import normalizer_of
+from attemper.sites.actions import listen, normalizer_of, unlisten
 from attemper.sites.find import Site, chosen_sites
 from attemper.sites.sharded import heads_like, is_dtensor
 from attemper.sites.ways import OWN
-from attemper.sites.wrap import listen, unlisten
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -22,7 +22,7 @@ from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.errors import InputError
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import SiteReading, Skipped
-from attemper.sites.act import modules_with_normalizer
+from attemper.sites.actions import modules_with_normalizer
 from attemper.sites.declared import config_of_layer
 from attemper.sites.mixers import UNREAD
 from attemper.sites.names import SCRIPTED, class_name, is_script, unwrap

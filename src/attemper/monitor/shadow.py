@@ -24,7 +24,7 @@ from attemper.monitor.calls import SeenCall
 from attemper.monitor.collector import Collector
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.sites import transformers as registry
-from attemper.sites.act import without_listeners
+from attemper.sites.actions import without_listeners
 from attemper.sites.names import ORIGINAL, Wrapper, is_compiled, missing_door, unwrap, wrapper_kind
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking

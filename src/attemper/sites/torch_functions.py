@@ -24,7 +24,7 @@ from attemper.call.request import Options
 from attemper.errors import InputError
 from attemper.nn.attention import attend_padded
 from attemper.sites import softmax_by_hand
-from attemper.sites.act import (
+from attemper.sites.actions import (
     Actions,
     ModelCall,
     actions_on,

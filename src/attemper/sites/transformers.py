@@ -30,7 +30,7 @@ from attemper.call.request import first_true, names_of_call
 from attemper.errors import InputError, MissingExtraError
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
-from attemper.sites.act import Actions, ModelCall, attend
+from attemper.sites.actions import Actions, ModelCall, attend
 from attemper.sites.identity import note_output, places
 from attemper.sites.names import names_of
 from attemper.sites.observation import (

@@ -14,7 +14,7 @@ from torch import nn
 from attemper.nn.attention import CrossAttention
 from attemper.nn.attention import MultiheadAttention as OwnMultiheadAttention
 from attemper.sites import package_functions, torch_functions, transformers
-from attemper.sites.act import Actions
+from attemper.sites.actions import Actions
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
-"""Acting on one attention call of a module: its query is tempered, and listeners receive the call and its output.
+"""Actions on the attention of a module: its queries are tempered, and listeners receive each call and its output.
 
-``wrap`` puts ``Actions`` on a module and runs its forward inside them. Each way into a model makes a ``ModelCall`` of
-the attention calls that it meets there and hands it to ``attend``.
+``actions_of`` puts ``Actions`` on a module, whose forward runs inside them from then on. Attention is met inside the
+forward, where the call still says everything (transformers' registry, ``F.scaled_dot_product_attention``,
+``nn.MultiheadAttention``'s function, our own layers), because activation checkpointing runs the forward a second time,
+where no mode around the model is active any more. Each entry point makes a ``ModelCall`` of the attention calls that it
+meets there and hands it to ``attend``.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +31,9 @@ from attemper.nn.temperature import ACTIONS, Temperature, times
 from attemper.sites.names import names_of
 from attemper.sites.observation import AttentionCall, beside, check_mask, report
 from attemper.statistics import rowwise_names
+
+if TYPE_CHECKING:
+    from attemper.sites.find import Site
 
 
 class Listener(Protocol):
@@ -331,3 +337,85 @@ def without_listeners(model: nn.Module) -> Iterator[None]:
     finally:
         for actions, listeners in zip(acting, kept, strict=True):
             actions.listeners = listeners
+
+
+def actions_of(site: Site) -> Actions:
+    """The actions of a site, made if it has none. Call ``release`` when they may have no effect any more."""
+    module = site.module
+    actions: Actions | None = getattr(module, ACTIONS, None)
+    if actions is None:
+        assert site.way.actions is not None
+        actions = site.way.actions()
+        actions.original = module.__dict__.get("forward")
+        setattr(module, ACTIONS, actions)
+        actions.forward = module.forward = partial(_forward, module)
+        # nn.TransformerEncoderLayer's fast path calls no forward of its parts; a hook turns it off.
+        module.register_forward_pre_hook(_INERT)
+    return actions
+
+
+def listen(site: Site, listener: Listener) -> None:
+    """Gives ``listener`` the attention calls of a site, until ``unlisten``."""
+    actions_of(site).listeners.append(listener)
+
+
+def unlisten(site: Site, listener: Listener) -> None:
+    """Ends ``listen``. May be called again."""
+    actions: Actions | None = getattr(site.module, ACTIONS, None)
+    if actions is not None and listener in actions.listeners:
+        actions.listeners.remove(listener)
+    release(site.module)
+
+
+def release(module: nn.Module) -> None:
+    """Gives a module its own forward back once its actions have no effect."""
+    actions: Actions | None = getattr(module, ACTIONS, None)
+    if actions is None or actions.has_effect:
+        return
+    ours = module.__dict__.get("forward")
+    if ours is not actions.forward and not (isinstance(ours, partial) and ours.func is _forward):
+        return  # Somebody wrapped our forward: it stays, and changes nothing until the module is acted on again.
+    delattr(module, ACTIONS)
+    del module.forward
+    if actions.original is not None:
+        module.forward = actions.original
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(hook, _Inert):
+            del module._forward_pre_hooks[key]
+    actions.release()
+
+
+class _Inert:
+    """A hook without effect, except that there is one."""
+
+    def __call__(self, *_: Any) -> None:
+        return None
+
+
+_INERT = _Inert()
+
+
+def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    actions = actions_on(module)
+    forward = actions.own_forward(module, args)
+    if not actions.has_effect:
+        return forward(*args, **kwargs)
+    conditional = any(part.follows("follows_input") for part in temperatures(module))
+    frame = actions.begin_forward(_input(args, kwargs) if conditional else None)
+    try:
+        result = actions.run(module, forward, args, kwargs)
+    finally:
+        actions.end_forward()
+    met, frame.met = frame.met, False  # a checkpoint that is traced leaves things as they were
+    if not met:
+        raise InputError(
+            f"{type(module).__name__}: its attention was not met in a forward pass, so that nothing was done to it. It "
+            "may attend in other ways than its code tells; leave it out with sites=."
+        )
+    return result
+
+
+def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The layer's input: its first tensor."""
+    given = [*args, kwargs.get("hidden_states"), *kwargs.values()]
+    return next((value for value in given if isinstance(value, Tensor)), None)
