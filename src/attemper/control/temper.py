@@ -279,7 +279,7 @@ def _refuse_normalizer(sites: list[Site]) -> None:
     calls = [site.name for site in sites if site.call is not None]
     if calls:
         raise InputError(f"temper(normalizer=...) stands at all calls of a module, and {calls[0]} is one of them.")
-    refused = [site.name for site in sites if not site.way.normalizes]
+    refused = [site.name for site in sites if not site.entry.normalizes]
     if refused:
         raise InputError(
             f"temper(normalizer=...): {', '.join(refused)} is torch's nn.MultiheadAttention, which has no place for "

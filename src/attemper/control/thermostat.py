@@ -20,9 +20,9 @@ from attemper.distributed.data_parallel import check_reduce, weight_ranks
 from attemper.errors import InputError
 from attemper.nn.temperature import ACTIONS, CEILING, FLOOR, FixedTemperature, Temperature, fits, wide
 from attemper.sites.actions import listen, normalizer_of, unlisten
+from attemper.sites.entry_points import OWN
 from attemper.sites.find import Site, chosen_sites
 from attemper.sites.sharded import heads_like, is_dtensor
-from attemper.sites.ways import OWN
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -295,7 +295,7 @@ def _check(sites: list[Site]) -> None:
     move its temperature for the same error.
     """
     for site in sites:
-        own = site.module.normalizer if site.way is OWN else None
+        own = site.module.normalizer if site.entry is OWN else None
         attends_by = normalizer_of(site.module) or own
         if attends_by is not None and not normalization("Thermostat", attends_by).plain:
             raise InputError(refusal(f"Thermostat ({site.name})", site.module))

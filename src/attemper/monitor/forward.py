@@ -23,10 +23,10 @@ from attemper.monitor.checked_model import device_of, explanation
 from attemper.monitor.collector import Collector
 from attemper.sites import package_functions
 from attemper.sites import transformers as registry
+from attemper.sites.entry_points import reading
 from attemper.sites.names import COMPILED, ORIGINAL, SCRIPTED, compiled_call, compiled_parts, names_of
 from attemper.sites.observation import observing, present
 from attemper.sites.padding import tracking
-from attemper.sites.ways import reading
 
 
 @contextmanager

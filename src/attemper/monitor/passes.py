@@ -23,6 +23,7 @@ from attemper.readings.labels import JOINED
 from attemper.readings.reading import Skipped
 from attemper.sites import tap, tap_buffers
 from attemper.sites import transformers as registry
+from attemper.sites.entry_points import reading
 from attemper.sites.names import (
     COMPILED,
     Wrapper,
@@ -35,7 +36,6 @@ from attemper.sites.names import (
 )
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import enter_compiled, tracking
-from attemper.sites.ways import reading
 from attemper.text import clean
 
 

@@ -25,11 +25,11 @@ from attemper.monitor.collector import Collector
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.sites import transformers as registry
 from attemper.sites.actions import without_listeners
+from attemper.sites.entry_points import reading
 from attemper.sites.names import ORIGINAL, Wrapper, is_compiled, missing_door, unwrap, wrapper_kind
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking
 from attemper.sites.tap_buffers import has_graphs
-from attemper.sites.ways import reading
 from attemper.text import count
 
 Run = Callable[[], Any]

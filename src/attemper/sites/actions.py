@@ -344,8 +344,8 @@ def actions_of(site: Site) -> Actions:
     module = site.module
     actions: Actions | None = getattr(module, ACTIONS, None)
     if actions is None:
-        assert site.way.actions is not None
-        actions = site.way.actions()
+        assert site.entry.actions is not None
+        actions = site.entry.actions()
         actions.original = module.__dict__.get("forward")
         setattr(module, ACTIONS, actions)
         actions.forward = module.forward = partial(_forward, module)

@@ -1,4 +1,4 @@
-"""Which modules of a model compute attention, and by which way, from their code and without running it.
+"""Which modules of a model compute attention, and by which entry point, from their code and without running it.
 
 The names that a class's own functions use are searched, and those of the functions that they call: a method of the same
 class, a function of the same file, an object that the module holds (a processor of diffusers).
@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from attemper.errors import InputError
+from attemper.sites.entry_points import ENTRY_POINTS, FUNCTIONS, LAYERS, SDPA, EntryPoint
 from attemper.sites.names import (
     Names,
     check_matches,
@@ -28,7 +29,6 @@ from attemper.sites.names import (
     unwrap,
 )
 from attemper.sites.sharded import is_dtensor
-from attemper.sites.ways import FUNCTIONS, LAYERS, SDPA, WAYS, Way
 from attemper.text import call_of
 
 _DEPTH = 3
@@ -43,15 +43,15 @@ class Site:
     name: str
     """Its name in the user's own model."""
     module: nn.Module
-    way: Way
+    entry: EntryPoint
     call: int | None = None
     """Which of its calls in a pass; None for all."""
 
 
 def all_sites(names: Names) -> list[Site]:
     """Every module of a model whose own code attends, in the order of the model; ``names``: what ``names_of`` gives."""
-    ways = ((module, name, way_of(module)) for module, name in names.items())
-    return [Site(name or class_name(module), module, way) for module, name, way in ways if way is not None]
+    found = ((module, name, entry_of(module)) for module, name in names.items())
+    return [Site(name or class_name(module), module, entry) for module, name, entry in found if entry is not None]
 
 
 def call_site(name: str, sites: Iterable[Site]) -> Site | None:
@@ -97,9 +97,9 @@ def chosen_sites(where: str, model: nn.Module, sites: Iterable[str] | None, *, c
 
 
 def _reach() -> str:
-    """Which ways are acted on and which are not, as sentences."""
-    *first, last = (way.title for way in WAYS if way.actions is not None)
-    out = ", or ".join(way.title for way in WAYS if way.actions is None)
+    """Which entry points are acted on and which are not, as sentences."""
+    *first, last = (entry.title for entry in ENTRY_POINTS if entry.actions is not None)
+    out = ", or ".join(entry.title for entry in ENTRY_POINTS if entry.actions is None)
     return f"It acts on {', on '.join(first)} and on {last}; {out}, is out of its reach."
 
 
@@ -107,7 +107,7 @@ def _refuse_nested(where: str, sites: list[Site]) -> None:
     for outer in sites:
         inside = {id(part) for part in outer.module.modules()} - {id(outer.module)}
         for inner in sites:
-            if id(inner.module) in inside and SDPA in (outer.way, inner.way):
+            if id(inner.module) in inside and SDPA in (outer.entry, inner.entry):
                 raise InputError(
                     f"{where}: {outer.name} attends, and so does {inner.name} inside it, so their calls cannot "
                     f"be separated. Name one of them with sites=."
@@ -123,7 +123,7 @@ def refuse_wrapped(where: str, model: nn.Module) -> None:
         )
 
 
-def way_of(module: nn.Module) -> Way | None:
+def entry_of(module: nn.Module) -> EntryPoint | None:
     """How this module's own code attends; None if it does not, or in a way that no code shows."""
     own = own_class(module)
     for kind in own.__mro__:
@@ -171,39 +171,39 @@ def _callable_parts(module: nn.Module) -> Iterator[type]:
 
 
 @lru_cache(maxsize=4096)
-def _of_class(kind: type) -> Way | None:
+def _of_class(kind: type) -> EntryPoint | None:
     own = _own_methods(kind)
     name = "forward" if "forward" in own else "__call__"
     for base in kind.__mro__:
         start = vars(base).get(name)
         if not isinstance(start, FunctionType) or _is_foreign(start):
             continue
-        way = _of_function(start, own, _DEPTH, set())
-        if way is not None or "super" not in _names(start.__code__):
-            return way
+        entry = _of_function(start, own, _DEPTH, set())
+        if entry is not None or "super" not in _names(start.__code__):
+            return entry
     return None
 
 
 def _of_function(
     function: FunctionType, methods: dict[str, FunctionType], depth: int, visited: set[CodeType]
-) -> Way | None:
+) -> EntryPoint | None:
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     if code is None or code in visited:
         return None
     visited.add(code)
     names = set(_names(code))
-    for name, way in FUNCTIONS.items():
+    for name, entry in FUNCTIONS.items():
         if name in names or _is_renamed(function, names, name):
-            return way
+            return entry
     if depth == 0:
         return None
     for name in sorted(names):
         called: Any = methods.get(name) or function.__globals__.get(name)
         if isinstance(called, FunctionType) and not _is_foreign(called):
-            way = _of_function(called, methods, depth - 1, visited)
-            if way is not None:
-                return way
+            entry = _of_function(called, methods, depth - 1, visited)
+            if entry is not None:
+                return entry
     return None
 
 

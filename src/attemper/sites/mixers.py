@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from torch import nn
 
-from attemper.sites.find import used_names, way_of
+from attemper.sites.find import entry_of, used_names
 from attemper.sites.names import Names, own_class
 
 UNREAD = "no softmax"
@@ -88,7 +88,7 @@ class Mixers:
 
     def __init__(self, names: Names) -> None:
         own = {module: name for module, name in names.items() if not own_class(module).__module__.startswith("torch.")}
-        attends = [name for module, name in own.items() if way_of(module) is not None]
+        attends = [name for module, name in own.items() if entry_of(module) is not None]
         self._kinds: dict[nn.Module, str] = {}
         for module, name in own.items():
             if not any(_holds(name, other) or _holds(other, name) for other in attends):

@@ -59,7 +59,7 @@ class AttentionCall:
     places: Places = frozenset()
     """Memory of the tensors that it was called with. A tap of the same memory is of the same attention."""
     value: Tensor | None = None
-    """[B, G, K, E], where the way into the model shows it."""
+    """[B, G, K, E], where its entry point shows it."""
     output: Tensor | None = None
     """[B, H, Q, E]: what the model's own code made of it, where that can be seen."""
 

@@ -1,4 +1,4 @@
-"""The ways into a model's attention, as one table: how each is found in code, read, and acted on.
+"""The entry points into models' attention, as one table: how each is found in code, read, and acted on.
 
 A kind of site is a row here and a file that reads it and acts on it.
 """
@@ -18,55 +18,55 @@ from attemper.sites.actions import Actions
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way in which a model's code computes attention."""
+class EntryPoint:
+    """What a model's code computes attention by."""
 
     title: str
-    """What attends this way, in messages."""
+    """What attends by it, in messages."""
     read: Callable[[nn.Module], AbstractContextManager[None]]
     """Reports the calls of a model to the current observers, inside the block."""
     actions: type[Actions] | None = None
     """How calls are met that are acted on; None where that is not possible."""
     layers: tuple[type[nn.Module], ...] = ()
-    """Layers that attend this way, whatever their code says."""
+    """Layers that attend by it, whatever their code says."""
     function: str | None = None
     """The name by which the code of a module gets at the attention."""
     normalizes: bool = True
     """Whether another normalizer can take the place of softmax."""
 
 
-REGISTRY = Way(
+REGISTRY = EntryPoint(
     "models of transformers' attention registry",
     transformers.reading,
     transformers.RegistryActions,
     function="ALL_ATTENTION_FUNCTIONS",
 )
-SDPA = Way(
+SDPA = EntryPoint(
     "modules that call F.scaled_dot_product_attention",
     torch_functions.reading,
     torch_functions.FunctionActions,
     function="scaled_dot_product_attention",
 )
-TORCH = Way(
+TORCH = EntryPoint(
     "nn.MultiheadAttention",
     torch_functions.reading,
     torch_functions.MultiHeadActions,
     layers=(nn.MultiheadAttention,),
     normalizes=False,
 )
-OWN = Way("attemper.nn", package_functions.reading, Actions, layers=(OwnMultiheadAttention, CrossAttention))
-BY_HAND = Way("attention that is softmaxed by hand", torch_functions.reading)
-PACKAGES = Way("a compiled kernel of another package", package_functions.reading)
+OWN = EntryPoint("attemper.nn", package_functions.reading, Actions, layers=(OwnMultiheadAttention, CrossAttention))
+BY_HAND = EntryPoint("attention that is softmaxed by hand", torch_functions.reading)
+PACKAGES = EntryPoint("a compiled kernel of another package", package_functions.reading)
 
-WAYS = (REGISTRY, SDPA, TORCH, OWN, BY_HAND, PACKAGES)
-LAYERS = {layer: way for way in WAYS for layer in way.layers}
-FUNCTIONS = {way.function: way for way in WAYS if way.function is not None}
+ENTRY_POINTS = (REGISTRY, SDPA, TORCH, OWN, BY_HAND, PACKAGES)
+LAYERS = {layer: entry for entry in ENTRY_POINTS for layer in entry.layers}
+FUNCTIONS = {entry.function: entry for entry in ENTRY_POINTS if entry.function is not None}
 
 
 @contextmanager
 def reading(model: nn.Module) -> Iterator[None]:
-    """Reports every attention call of ``model`` in this thread to the current observers, whatever the way."""
+    """Reports every attention call of ``model`` in this thread to the current observers, wherever it enters."""
     with ExitStack() as stack:
-        for read in dict.fromkeys(way.read for way in WAYS):
+        for read in dict.fromkeys(entry.read for entry in ENTRY_POINTS):
             stack.enter_context(read(model))
         yield

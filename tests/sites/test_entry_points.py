@@ -1,6 +1,6 @@
-"""A new way into a model is one row of ``sites/ways.py`` and one file that reads and acts: shown with a made-up one.
+"""A new entry point is one row of ``sites/entry_points.py`` and one file that reads and acts: shown with a made-up one.
 
-The way is a function ``echo_attention`` that models call. Everything between the two lines below would be its file.
+It is a function ``echo_attention`` that models call. Everything between the two lines below would be its file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.call.request import Options
-from attemper.sites import ways
+from attemper.sites import entry_points
 from attemper.sites.actions import Actions, ModelCall, attend
+from attemper.sites.entry_points import EntryPoint
 from attemper.sites.observation import AttentionCall, current, mark_reported, report
-from attemper.sites.ways import Way
 
-# --- the file of the way ---
+# --- the file of the entry point ---
 
 _reading: ContextVar[bool] = ContextVar("reading", default=False)
 _acting: ContextVar[nn.Module | None] = ContextVar("acting", default=None)
@@ -84,13 +84,13 @@ class EchoActions(Actions):
 
 # --- its row ---
 
-ECHO = Way("models that call echo_attention", echo_reading, EchoActions, function="echo_attention")
+ECHO = EntryPoint("models that call echo_attention", echo_reading, EchoActions, function="echo_attention")
 
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.setattr(ways, "WAYS", (*ways.WAYS, ECHO))
-    monkeypatch.setitem(ways.FUNCTIONS, "echo_attention", ECHO)
+    monkeypatch.setattr(entry_points, "ENTRY_POINTS", (*entry_points.ENTRY_POINTS, ECHO))
+    monkeypatch.setitem(entry_points.FUNCTIONS, "echo_attention", ECHO)
 
     class Layer(nn.Module):
         def forward(self, tokens: Tensor) -> Tensor:
