@@ -10,9 +10,7 @@ import pytest
 from attemper.report.check import check_page
 from attemper.report.texts import texts
 from attemper.results.check import Check, Rule
-from attemper.rules import documents
-from attemper.rules.check import RULES as RULES_OF_CHECK
-from attemper.rules.padding import POSITIONS
+from attemper.rules import rules
 from tests.report.conftest import Open, check_policy, shown_text
 
 RULES = (
@@ -23,7 +21,7 @@ RULES = (
         24, 40.0, 0.7756, 0.5706,
         "model.layers.0 <i> (and 2 more sites): in 24 rows, 52.5 keys are seen on average where 12.5 are declared, and "
         "40 of these are of other documents, with 0.776 of the weight; exchanging every second document moves 24 rows, "
-        f"and the output by 0.571 of its size. {documents.ALL} {documents.STATE}",
+        f"and the output by 0.571 of its size. {rules.DOCUMENTS} {rules.DOCUMENTS_STATE}",
     ),
     Rule(
         "window", "cannot tell", "8 keys (config.sliding_window)", "-",
@@ -68,12 +66,12 @@ def test_a_broken_rule_is_called_by_its_fault_and_what_to_do_comes_first():
 
 
 def test_every_rule_has_its_fault_and_its_advice_in_every_language():
-    advice = {rule.name: rule.advice for rule in RULES_OF_CHECK} | {"positions": POSITIONS}
-    parts = {"rest": documents.REST, "mask": documents.MASK, "state": documents.STATE}
+    advice = {rule.name: rule.advice for rule in rules.RULES} | {"positions": rules.POSITIONS}
+    parts = {"rest": rules.DOCUMENTS_REST, "mask": rules.DOCUMENTS_MASK, "state": rules.DOCUMENTS_STATE}
     advice |= {f"documents_{name}": text for name, text in parts.items()}
     for name, text in advice.items():
         assert texts("en")[f"checked.advice.{name}"] == text
-        if name in {rule.name for rule in RULES_OF_CHECK}:
+        if name in {rule.name for rule in rules.RULES}:
             assert texts("en")[f"checked.broken.{name}"] != texts("en")[f"checked.rule.{name}"]
 
 

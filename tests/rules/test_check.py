@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper.rules import documents
-from attemper.rules.moves import StableChoice
+from attemper.rules import rules
+from attemper.rules.perturbation import StableChoice
 from attemper.sites.declared import windows_of_config
 
 transformers = pytest.importorskip("transformers")
@@ -62,13 +62,15 @@ def test_documents_of_a_packed_llama_leak_with_the_default_cache_and_with_a_mask
     assert found.moved == pytest.approx(1, abs=0.9)
     assert "in 24 rows, 52.5 keys are seen on average where 12.5 are declared" in found.message
     assert found.observed.startswith("seen broken at 3 sites; tested at")
-    assert found.message.endswith(f"of its size. {documents.REST}"), "the batch has positions, and the model no states"
+    assert found.message.endswith(f"of its size. {rules.DOCUMENTS_REST}"), (
+        "the batch has positions, and the model no states"
+    )
     assert attemper.check(model, {**batch, "use_cache": False})["documents"].verdict == "kept"
     ones = {"use_cache": False, "attention_mask": torch.ones((1, 64), dtype=torch.int64)}
     assert attemper.check(model, {**batch, **ones})["documents"].verdict == "broken"
     del batch["position_ids"]
     found = attemper.check(model, batch, documents=packed(40, 24).eq(0).cumsum(1))["documents"]
-    assert found.message.endswith(f"of its size. {documents.ALL}")
+    assert found.message.endswith(f"of its size. {rules.DOCUMENTS}")
 
 
 def test_a_delta_rule_carries_its_state_into_the_next_document_and_is_named():
@@ -88,9 +90,9 @@ def test_a_delta_rule_carries_its_state_into_the_next_document_and_is_named():
     assert (found.verdict, found.site, found.weight) == ("broken", "model.layers.0.linear_attn", None)
     assert "proved at 1 site" in found.observed  # its attention keeps documents apart
     assert report.unread["model.layers.0.linear_attn"] == "delta rule"
-    assert found.message.endswith(f". {documents.STATE}"), "the states alone carry other documents"
+    assert found.message.endswith(f". {rules.DOCUMENTS_STATE}"), "the states alone carry other documents"
     leaking = attemper.check(transformers.Qwen3NextForCausalLM(config).eval(), {**batch, "use_cache": True})
-    assert leaking["documents"].message.endswith(f". {documents.REST} {documents.STATE}")
+    assert leaking["documents"].message.endswith(f". {rules.DOCUMENTS_REST} {rules.DOCUMENTS_STATE}")
     assert [rule.name for rule in report.broken] == ["documents"]
 
 

@@ -13,15 +13,12 @@ from attemper.monitor.forward import observation, run
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.monitor.shadow import devices_of
 from attemper.results.check import Check
-from attemper.rules import batch, cache, causal, documents, padding, repeat, scores, window
 from attemper.rules.declared import declare
 from attemper.rules.keys import KeyCollector
+from attemper.rules.rules import RULES
 from attemper.rules.session import Session
 from attemper.rules.token_batch import TokenBatch
 from attemper.sites.names import names_of
-
-RULES = tuple(rule.RULE for rule in (causal, documents, padding, window, batch, cache, repeat, scores))
-"""All rules, in the order in which they are shown. A rule is a row here and a file."""
 
 
 def check(

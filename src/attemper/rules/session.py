@@ -16,7 +16,7 @@ from attemper.readings.labels import LAYER_KINDS
 from attemper.results.check import Rule
 from attemper.rules.declared import Declaration, Said, text_config
 from attemper.rules.keys import ELSEWHERE, SeenKeys
-from attemper.rules.moves import (
+from attemper.rules.perturbation import (
     COMPILED,
     OUTPUT,
     CannotExchangeError,
