@@ -139,7 +139,7 @@ def softmax_jacobian(scores: Tensor, *, dim: int = -1, temperature: float | Tens
     # p_i - p_i^2 would be 0 for a weight that rounds to 1; as the sum of the others it keeps every digit.
     jacobian = torch.diag_embed(apart.sum(-1)) - apart
     if isinstance(temperature, Tensor):
-        return jacobian / of_each_row("softmax_jacobian", temperature, p)[..., None]
+        return jacobian / of_each_row("softmax_jacobian", temperature, p)[..., None, None]
     return jacobian / temperature
 
 
@@ -230,15 +230,29 @@ def keys_last(where: str, tensor: Tensor, dim: int, name: str = "scores") -> Ten
     return tensor.movedim(axis, -1)
 
 
-def of_each_row(where: str, temperature: Tensor, x: Tensor) -> Tensor:
-    """``temperature`` for each row of ``x`` [..., n], in the type of ``x``: [..., 1]."""
+def of_each_row(
+    where: str, value: Tensor, x: Tensor, name: str = "temperature", advice: str = TEMPERATURE_ADVICE
+) -> Tensor:
+    """``value`` for each row of ``x`` [..., n], in the type of ``x``: [...]."""
     try:
-        return temperature.to(x.dtype).expand(x.shape[:-1])[..., None]
+        return value.to(x.dtype).expand(x.shape[:-1])
     except RuntimeError as error:
         raise InputError(
-            f"{where}(temperature) must be broadcastable to {list(x.shape[:-1])}, the scores without their keys, got "
-            f"{list(temperature.shape)}. {TEMPERATURE_ADVICE}"
+            f"{where}({name}) must be broadcastable to {list(x.shape[:-1])}, the scores without their keys, got "
+            f"{list(value.shape)}. {advice}"
         ) from error
+
+
+def divisor_of(where: str, temperature: float | Tensor, x: Tensor) -> float | Tensor:
+    """A temperature as a number above 0, or as a tensor [..., 1] for the rows of ``x`` [..., n]."""
+    if isinstance(temperature, Tensor):
+        return of_each_row(where, temperature, x)[..., None]
+    return positive_number(f"{where}(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
+
+
+def quotient(x: Tensor, divisor: float | Tensor) -> Tensor:
+    """``x`` [..., n], finite, over what :func:`divisor_of` gave."""
+    return divide_by_temperature(x, divisor) if isinstance(divisor, Tensor) else x / divisor
 
 
 class ScoreRow:
@@ -251,13 +265,13 @@ class ScoreRow:
         self.count = visible.sum(-1)
         self.seen = self.count > 0
         largest = _maximum(torch.where(visible, s, -math.inf), s)
-        self.maximum = _over(largest[..., None], temperature).squeeze(-1)
+        self.maximum = quotient(largest[..., None], temperature).squeeze(-1)
         # The maximum is part of the graph, though it cancels in entropy and variance: the gradient of the largest score
         # is then minus the sum of the others, exact where float32 would keep no digit of it (a row such as [20, 0, 0]).
         # Scores of 1e5 that differ by 1 keep every digit if what is divided is their distance. Where that is so large
         # that exp is 0 it no longer counts, and neither its quotient nor its square must overflow.
         distance = torch.where(visible, s - largest[..., None], 0.0)
-        self.d = _over(_within(distance, temperature), temperature)
+        self.d = quotient(_within(distance, temperature), temperature)
         e = torch.where(visible, torch.exp(self.d), 0.0)
         total = torch.where(self.seen, e.sum(-1), 1.0)
         self.weights = e / total[..., None]
@@ -267,9 +281,7 @@ class ScoreRow:
     @classmethod
     def of(cls, where: str, scores: Tensor, dim: int, temperature: float | Tensor) -> ScoreRow:
         x = keys_last(where, scores, dim)
-        if isinstance(temperature, Tensor):
-            return cls(x, of_each_row(where, temperature, x))
-        return cls(x, positive_number(f"{where}(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True))
+        return cls(x, divisor_of(where, temperature, x))
 
     @property
     def entropy(self) -> Tensor:
@@ -287,10 +299,6 @@ def _within(distance: Tensor, temperature: Tensor | float) -> Tensor:
     if isinstance(temperature, Tensor):
         return torch.maximum(distance, (VANISHED * temperature.detach()).clamp(min=lowest))
     return distance.clamp(min=max(VANISHED * temperature, lowest))
-
-
-def _over(x: Tensor, temperature: Tensor | float) -> Tensor:
-    return divide_by_temperature(x, temperature) if isinstance(temperature, Tensor) else x / temperature
 
 
 def _maximum(hidden: Tensor, s: Tensor) -> Tensor:

@@ -11,10 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from attemper.call.temperature import divide_by_temperature
-from attemper.checks import positive_number
 from attemper.errors import InputError
-from attemper.functional.measures import TEMPERATURE_ADVICE, ScoreRow, keys_last, of_each_row
+from attemper.functional.measures import ScoreRow, divisor_of, keys_last, of_each_row, quotient
 
 _SINK_ADVICE = "A sink is one logit for each row, such as [H, 1] for scores [B, H, Q, K]."
 _BIAS_ADVICE = "It is added to the scores: one for each row, such as [H, 1] for scores [B, H, Q, K]."
@@ -194,10 +192,8 @@ def _with_sink(
 
 def over_temperature(where: str, x: Tensor, temperature: float | Tensor) -> Tensor:
     """``x / temperature`` for finite ``x`` [..., n]: inf / T would leave 0 * inf in the gradient of T."""
-    if isinstance(temperature, Tensor):
-        return divide_by_temperature(x, of_each_row(where, temperature, x))
-    divisor = positive_number(f"{where}(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
-    return x if divisor == 1 else x / divisor
+    divisor = divisor_of(where, temperature, x)
+    return x if not isinstance(divisor, Tensor) and divisor == 1 else quotient(x, divisor)
 
 
 def tempered_scores(where: str, x: Tensor, temperature: float | Tensor, *, shifted: bool = False) -> Tensor:
@@ -220,13 +216,7 @@ def tempered_scores(where: str, x: Tensor, temperature: float | Tensor, *, shift
 def per_row(where: str, name: str, value: float | Tensor, x: Tensor, advice: str) -> float | Tensor:
     """A number, or a tensor in the type of ``x`` [..., n] with one for each row, [...]."""
     if isinstance(value, Tensor):
-        try:
-            return value.to(x.dtype).expand(x.shape[:-1])
-        except RuntimeError as error:
-            raise InputError(
-                f"{where}({name}) must be broadcastable to {list(x.shape[:-1])}, the scores without their keys, got "
-                f"{list(value.shape)}. {advice}"
-            ) from error
+        return of_each_row(where, value, x, name, advice)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where}({name}) must be a number or a tensor, got {type(value).__name__}. {advice}")
     if math.isnan(value):

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.call.temperature import divide_by_temperature
-from attemper.checks import one_of, positive_number
+from attemper.checks import one_of
 from attemper.errors import InputError
-from attemper.functional.measures import TEMPERATURE_ADVICE, floating, keys_last, of_each_row
+from attemper.functional.measures import divisor_of, floating, keys_last, quotient
 from attemper.functional.temperature_search import SolvedTemperature, search
 
 LAWS = ("log", "yarn", "llama4")
@@ -116,14 +115,10 @@ def entropy_slope(
         visible = visible & (b != -math.inf)
         b = torch.where(visible, b, 0.0)
     hidden = torch.where(visible, y, 0.0)
-    if isinstance(temperature, Tensor):
-        each = of_each_row("entropy_slope", temperature, y)
-        divisor: float | Tensor = each[..., 0]
-        x = divide_by_temperature(hidden, each)
-    else:
-        divisor = positive_number("entropy_slope(temperature=...)", temperature, TEMPERATURE_ADVICE, infinite=True)
-        x = hidden / divisor
-    return covariance(x, x if b is None else x + b, visible) / divisor
+    divisor = divisor_of("entropy_slope", temperature, y)
+    x = quotient(hidden, divisor)
+    slope = covariance(x, x if b is None else x + b, visible)
+    return slope / (divisor[..., 0] if isinstance(divisor, Tensor) else divisor)
 
 
 def length_temperature(n: float | Tensor, reference: float, law: str = "log", *, beta: float = 0.1) -> float | Tensor:
