@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from attemper import nn as kinds
 from attemper.control.one_call import OneCall
-from attemper.control.temperature_file import read_tensors, write_tensors
+from attemper.control.temperature_file import TEMPERATURES, read, write
 from attemper.documents import check_document, parse_json, read_foreign
 from attemper.errors import InputError
 from attemper.files import replacement
@@ -84,7 +84,7 @@ def _save(model: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
     result = run(*args, **kwargs)
     folder = Path(given[names[0]])
     if folder.is_dir():
-        write_tensors(folder, tensors)
+        write(folder, tensors, TEMPERATURES)
         _write(folder / FILE, document)
         _mark(folder / "config.json")
     return result
@@ -181,7 +181,7 @@ def is_tempered(folder: Path) -> bool:
 
 def parts_in(folder: Path) -> Parts:
     """What a folder says of the sites of its model."""
-    sites, tensors = _sites(folder / FILE), read_tensors(folder)
+    sites, tensors = _sites(folder / FILE), read(folder, TEMPERATURES)[0]
     found: Parts = {}
     for site, given in sites.items():
         forms = [*given["temperatures"], *([] if given["normalizer"] is None else [given["normalizer"]])]

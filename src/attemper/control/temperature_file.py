@@ -15,7 +15,8 @@ from attemper.errors import InputError
 from attemper.files import replacement
 
 FILE = "attemper.safetensors"
-_FORMAT = "attemper-temperatures"
+TEMPERATURES = "attemper-temperatures"
+"""The kind of a file with the tensors of temperatures and normalizers."""
 
 
 def place(path: str | Path) -> Path:
@@ -58,26 +59,16 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, obje
 def write_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> Path:
     """Writes everything that the temperatures of some sites hold."""
     classes = {site: type(part).__name__ for site, part in temperatures.items()}
-    return write(path, _states(temperatures), _FORMAT, {"sites": classes})
+    return write(path, _states(temperatures), TEMPERATURES, {"sites": classes})
 
 
 def _states(parts: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     return {f"{site}.{name}": tensor for site, part in parts.items() for name, tensor in part.state_dict().items()}
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> Path:
-    """Writes tensors of a tempered model, with the names that ``write_temperatures`` gives."""
-    return write(path, tensors, _FORMAT)
-
-
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """What ``write_tensors`` or ``write_temperatures`` wrote."""
-    return read(path, _FORMAT)[0]
-
-
 def read_temperatures(path: str | Path, temperatures: Mapping[str, nn.Module]) -> None:
     """Reads into temperatures of the same sites and sizes. Nothing is changed if anything does not fit."""
-    tensors, _ = read(path, _FORMAT)
+    tensors, _ = read(path, TEMPERATURES)
     states = _states(temperatures)
     missing, extra = sorted(states.keys() - tensors.keys()), sorted(tensors.keys() - states.keys())
     if missing or extra:
