@@ -126,7 +126,7 @@ PAGES = (
             ),
             "Functions of tensors": ("attemper.functional.measures.ScoreStatistics", "attemper.call.result.CallFacts"),
             "Acting on a model": (
-                "attemper.control.handle.Handle", "attemper.control.penalties.Penalty",
+                "attemper.control.handle.Handle", "attemper.control.regularize.Penalty",
                 "attemper.control.thermostat.Reading", "attemper.control.sigma_reparam.SpectralScale",
             ),
             "Numbers for trackers": (

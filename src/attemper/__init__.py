@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from attemper.call.result import AttentionStats as AttentionStats
     from attemper.control.calibrate import calibrate
     from attemper.control.calibration import Calibration as Calibration
-    from attemper.control.penalties import EntropyBonus, EntropyDiversity, EntropyTarget, ZLoss
     from attemper.control.qk_clip import QKClip
+    from attemper.control.regularize import EntropyBonus, EntropyDiversity, EntropyTarget, ZLoss, regularize
     from attemper.control.regularize import Regularizer as Regularizer
-    from attemper.control.regularize import regularize
     from attemper.control.sigma_reparam import SigmaReparam as SigmaReparam
     from attemper.control.sigma_reparam import sigma_reparam_
     from attemper.control.temper import Tempered as Tempered
@@ -51,16 +50,16 @@ __version__ = "0.3.0"
 _HOMES = {
     "AlarmLimits": "attemper.readings.limits",
     "BackendError": "attemper.errors",
-    "EntropyBonus": "attemper.control.penalties",
-    "EntropyDiversity": "attemper.control.penalties",
-    "EntropyTarget": "attemper.control.penalties",
+    "EntropyBonus": "attemper.control.regularize",
+    "EntropyDiversity": "attemper.control.regularize",
+    "EntropyTarget": "attemper.control.regularize",
     "InputError": "attemper.errors",
     "MissingExtraError": "attemper.errors",
     "QKClip": "attemper.control.qk_clip",
     "Scan": "attemper.results.scan",
     "Store": "attemper.store.store",
     "Thermostat": "attemper.control.thermostat",
-    "ZLoss": "attemper.control.penalties",
+    "ZLoss": "attemper.control.regularize",
     "attention": "attemper.functional.attention",
     "attention_statistics": "attemper.functional.attention",
     "calibrate": "attemper.control.calibrate",

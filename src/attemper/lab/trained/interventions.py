@@ -147,8 +147,7 @@ def _sigma_reparam(model: ByteModel, total_steps: int) -> Control:
 
 def _entropy_target(model: ByteModel, total_steps: int) -> Control:
     """Rows within the band cost nothing."""
-    from attemper.control.penalties import EntropyTarget
-    from attemper.control.regularize import regularize
+    from attemper.control.regularize import EntropyTarget, regularize
 
     low, high = BAND
     target = EntropyTarget((low + high) / 2, coef=1.0, tolerance=(high - low) / 2, unit="normalized")
