@@ -53,11 +53,6 @@ def test_dense_weights_are_before_dropout_and_take_no_part_in_what_is_reported()
     torch.testing.assert_close(plain, torch.softmax(query @ key.mT / 2, -1))
 
 
-def test_dense_weights_are_differentiable():
-    query, key = (torch.randn(1, 1, n, 2, dtype=torch.float64, requires_grad=True) for n in (2, 3))
-    assert torch.autograd.gradcheck(lambda q, k: attemper.functional.dense_weights(q, k, is_causal=True), (query, key))
-
-
 @pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15"])
 def test_equal_keys_share_the_weight_to_the_last_digit(normalizer: str):
     for keys in (3, 7, 41):

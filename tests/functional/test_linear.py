@@ -11,14 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attemper.errors import InputError
 from attemper.functional import LinearState, linear, linear_attention
 from tests.functional.linear_oracle import MAPS, assert_within, given, levels_where_asked, quadratic  # noqa: F401
 
 pytestmark = [pytest.mark.each, pytest.mark.turns(2)]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-few = settings(max_examples=25, deadline=None)
 
 
 def tensors(
@@ -111,15 +109,6 @@ def test_query_heads_share_key_heads(name: str, groups: int, causal: bool):
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_queries_and_keys_may_differ_in_number(name: str):
-    q, k, v = tensors(3, 50)
-    got = linear_attention(q, k, v, feature_map=given(name))
-    assert_within(got.output, q, k, v, name)
-    single = linear_attention(q[:, :, :1], k[:, :, :1], v[:, :, :1], feature_map=given(name), is_causal=True)
-    assert_within(single.output, q[:, :, :1], k[:, :, :1], v[:, :, :1], name)
-
-
-@pytest.mark.parametrize("name", MAPS)
 def test_keys_in_parts_are_all_keys(name: str):
     q, k, v = tensors(4, 30)
     state = linear_attention(q[:, :, :0], k[:, :, :11], v[:, :, :11], feature_map=given(name)).state
@@ -145,25 +134,6 @@ def test_a_state_holds_its_own_memory():
         state = linear_attention(q, k, v, feature_map=name, is_causal=True, chunk_size=16).state
         for part in state:
             assert part.untyped_storage().nbytes() == part.numel() * 4, "no other chunk's sums stay alive with it"
-
-
-@pytest.mark.parametrize("larger", [1.0, 90.0, 1e4])
-@pytest.mark.parametrize("name", MAPS)
-def test_the_future_changes_nothing(name: str, larger: float):
-    q, k, v = tensors(50)
-    options: dict[str, Any] = {"feature_map": given(name), "is_causal": True, "chunk_size": 16}
-    before = linear_attention(q, k, v, **options).output
-    for place in (1, 7, 16, 33, 49):
-        other_q, other_k, other_v = (tensor.clone() for tensor in (q, k, v))
-        for other in (other_q, other_k, other_v):
-            other[:, :, place:] = torch.randn_like(other[:, :, place:]) + larger
-        after = linear_attention(other_q, other_k, other_v, **options).output
-        if name == "exp":
-            # One maximum for a part, or several: it cancels, but for rounding.
-            torch.testing.assert_close(before[:, :, :place], after[:, :, :place], rtol=1e-6, atol=2e-6)
-        else:
-            assert torch.equal(before[:, :, :place], after[:, :, :place])
-        assert not torch.equal(before[:, :, place], after[:, :, place])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -212,42 +182,23 @@ def test_a_sequence_that_sees_nothing_is_0_beside_one_that_sees(name: str, causa
     assert torch.isfinite(after.output).all(), "a state without keys is a state to go on from"
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 4, 5), (2, 0, 0, 5), (2, 4, 4, 0)])
+@pytest.mark.parametrize("shape", [(0, 4, 5, 5), (2, 0, 5, 5), (2, 4, 0, 0), (2, 4, 4, 0)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", MAPS)
-def test_empty_tensors_give_empty_results(name: str, causal: bool, shape: tuple[int, int, int, int]):
-    batch, heads, groups, tokens = shape
-    q, k, v = (torch.zeros(batch, h, tokens, 3) for h in (heads, groups, groups))
-    got = linear_attention(q, k, v, feature_map=given(name), is_causal=causal)
-    assert got.output.shape == (batch, heads, tokens, 3)
-    assert got.valid.shape == (batch, heads, tokens)
-    assert got.state.values.shape == (batch, groups, 3, 3)
+def test_without_keys_rows_are_0_and_not_valid_and_empty_tensors_give_empty_results(
+    name: str, causal: bool, shape: tuple[int, int, int, int]
+):
+    batch, heads, queries, keys = shape
+    q, k, v = (torch.ones(batch, heads, tokens, 3) for tokens in (queries, keys, keys))
+    got = linear_attention(q, k, v, feature_map=given(name), is_causal=causal and queries == keys)
+    assert got.output.shape == (batch, heads, queries, 3)
+    assert got.valid.shape == (batch, heads, queries)
+    assert got.state.values.shape == (batch, heads, 3, 3)
+    assert not keys or got.valid.all()
+    assert keys or not (got.valid.any() or got.output.any())
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_no_key_at_all_is_0_and_not_valid(name: str):
-    q, k, v = tensors(4, 0)
-    got = linear_attention(q, k, v, feature_map=given(name))
-    assert (got.output == 0).all()
-    assert not got.valid.any()
-
-
-@few
-@cases(seed=st.integers(0, 2**31), keys=st.integers(1, 40), name=st.sampled_from(("elu", "relu", "exp", "softplus")))
-def test_the_order_of_keys_and_hidden_keys_do_not_count(seed: int, keys: int, name: str):
-    torch.manual_seed(seed)
-    q, k, v = tensors(5, keys, dtype=torch.float64)
-    want = linear_attention(q, k, v, feature_map=given(name)).output
-    order = torch.randperm(keys)
-    torch.testing.assert_close(
-        linear_attention(q, k[:, :, order], v[:, :, order], feature_map=given(name)).output, want
-    )
-    more = [torch.cat((tensor, torch.randn(2, 4, 7, tensor.shape[3]).double() * 100), 2) for tensor in (k, v)]
-    mask = torch.arange(keys + 7).expand(2, -1) < keys
-    torch.testing.assert_close(linear_attention(q, *more, feature_map=given(name), mask=mask).output, want)
-
-
-@few
+@settings(max_examples=25, deadline=None)
 @cases(
     seed=st.integers(0, 2**31), tokens=st.integers(1, 50), cut=st.floats(0, 1), chunk=st.integers(1, 20),
     name=st.sampled_from(("elu", "relu", "exp", "softplus")),
@@ -266,23 +217,3 @@ def test_parts_of_any_length_in_chunks_of_any_size(seed: int, tokens: int, cut: 
     lowest, highest = v.cummin(2).values, v.cummax(2).values
     inside = (got >= lowest - 1e-12) & (got <= highest + 1e-12)
     assert inside[valid].all()
-
-
-@few
-@cases(seed=st.integers(0, 2**31), shift=st.floats(-1e4, 1e4))
-def test_exponentials_do_not_mind_a_constant(seed: int, shift: float):
-    torch.manual_seed(seed)
-    q, k, v = tensors(20, dtype=torch.float64)
-    want = linear_attention(q, k, v, feature_map="exp", is_causal=True).output
-    per_row = torch.randn(2, 4, 20, 1, dtype=torch.float64) * 1e3
-    got = linear_attention(q + per_row, k + shift, v, feature_map="exp", is_causal=True).output
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-
-
-def test_a_state_goes_on_with_its_own_map_only():
-    q, k, v = (torch.rand(1, 1, 4, 3) for _ in range(3))
-    _, state = linear_attention(q, k, v, feature_map="elu")
-    with pytest.raises(InputError, match="was made with the feature map 'elu', and this call has 'relu'"):
-        linear_attention(q, k, v, feature_map="relu", state=state)
-    with pytest.raises(InputError, match="this call has 'a function'"):
-        linear_attention(q, k, v, feature_map=torch.relu, state=state)

@@ -46,15 +46,6 @@ def test_a_denominator_of_0_gives_0_and_is_flagged(causal: bool):
     torch.testing.assert_close(got.output.double(), quadratic(*inputs, "relu", causal=causal), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.hostile("measures")
-def test_signed_features_are_refused():
-    q, k, v = tensors(5)
-    with pytest.raises(InputError, match=r"negative features \(the lowest is -.*'elu', 'relu', 'exp'"):
-        linear_attention(q, k, v, feature_map=lambda x: x)
-    with pytest.raises(InputError, match="negative features"):
-        linear_attention(q, k, v, feature_map=torch.tanh, is_causal=True)
-
-
 @pytest.mark.slow("takes a second")
 @pytest.mark.hostile("measures")
 def test_where_signed_features_cannot_be_looked_at_they_make_their_rows_invalid():
@@ -155,15 +146,6 @@ def test_a_query_that_is_not_finite_is_flagged_alone(name: str):
 
 
 @pytest.mark.hostile("measures")
-def test_float16_does_not_overflow():
-    q, k, v = (torch.full((1, 1, 300, 64), 200.0, dtype=torch.float16) for _ in range(3))
-    for name in NAMED:
-        got = linear_attention(q, k, v, feature_map=name, is_causal=True)
-        assert (got.output == 200).all()
-        assert got.valid.all()
-
-
-@pytest.mark.hostile("measures")
 @pytest.mark.parametrize("name", NAMED)
 def test_autocast_changes_nothing(name: str):
     q, k, v = tensors(50)
@@ -206,12 +188,17 @@ def test_it_compiles_to_one_graph(name: str, causal: bool):
     assert counter.frame_count == 1
 
 
+STATE = (torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown map": ({"feature_map": "softmax"}, r"one of 'elu', 'relu', 'exp', or a function .* got 'softmax'"),
     "features of another shape": ({"feature_map": lambda x: x.sum(-1)}, r"must give a tensor \[2, 3, 5, features\]"),
     "no tensor of features": ({"feature_map": lambda x: 1.0}, "got float"),
     "integer features": ({"feature_map": lambda x: x.relu().int()}, "floating numbers, got torch.int32"),
     "no features": ({"feature_map": lambda x: x[..., :0]}, "gives q the size 0 and k 0"),
+    "signed features": (
+        {"feature_map": lambda x: x - 1},
+        r"negative features \(the lowest is -1.*'elu', 'relu', 'exp'",
+    ),
     "three dimensions": ({"q": torch.zeros(2, 5, 4)}, r"q\) must be a tensor \[batch, heads, tokens, size\]"),
     "no tensor": ({"v": [1.0]}, r"v\) must be a tensor .* got list"),
     "integers": ({"q": torch.zeros(2, 3, 5, 4, dtype=torch.int64)}, r"q=...\) must be float16"),
@@ -228,6 +215,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of pairs": ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "differs from query to query cannot be honoured"),
     "chunk of 0": ({"chunk_size": 0}, r"chunk_size=...\) must be an int of at least 1 or None, got 0"),
     "a state of no kind": ({"state": torch.zeros(2)}, "a LinearState; got Tensor"),
+    "a state of another map": (
+        {"feature_map": "relu", "state": LinearState(*STATE, "elu")},
+        "was made with the feature map 'elu', and this call has 'relu'",
+    ),
+    "a state of another map than a function": (
+        {"feature_map": torch.relu, "state": LinearState(*STATE, "elu")},
+        "this call has 'a function'",
+    ),
     "a state of another size": (
         {"state": LinearState(torch.zeros(2, 3, 4, 9), torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))},
         r"values must be \[2, 3, 4, 4\], torch.float32, on cpu, got \[2, 3, 4, 9\]",

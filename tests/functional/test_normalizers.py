@@ -13,6 +13,7 @@ from torch import Tensor
 from attemper import InputError
 from attemper import functional as F
 from attemper.call import row_operator
+from tests.functional.conftest import temperatures
 from tests.laws.rows import rows
 from tests.support import row_oracle as oracle
 
@@ -106,44 +107,28 @@ def test_the_result_has_the_type_that_was_asked_for(each: Named):
     assert each.call(scores.float(), dtype=torch.float64).dtype == torch.float64
 
 
-@pytest.mark.parametrize("dim", [-1, -2, -3, -4, 0, 1, 2, 3])
-def test_dim_says_where_the_keys_are(each: Named, dim: int):
-    scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    got = each.call(scores, dim=dim)
-    assert got.shape == scores.shape
-    assert torch.equal(got, each.call(scores.movedim(dim, -1)).movedim(-1, dim))
+PLACES: list[tuple[tuple[int, ...], int]] = [
+    ((1,), -1), ((3, 1), 0), ((3, 1), -1), ((7,), 0), ((2, 0, 4), -1), ((0, 4), 0), ((3, 0), -1), ((0,), 0),
+    ((1, 2, 1, 3), 1), *(((2, 3, 4, 5), dim) for dim in range(-4, 4)),
+]  # fmt: skip
+"""Shapes of scores, and the dimension of the keys."""
 
 
-@pytest.mark.parametrize("shape", [(1,), (3, 1), (7,), (2, 0, 4), (0, 4), (3, 0), (0,), (1, 2, 1, 3)], ids=str)
-@pytest.mark.parametrize("dim", [-1, 0])
-def test_any_shape_has_weights(each: Named, shape: tuple[int, ...], dim: int):
+@pytest.mark.parametrize(("shape", "dim"), PLACES, ids=str)
+@pytest.mark.parametrize("given", ["number", "scalar", "full", "broadcast"])
+def test_dim_says_where_the_keys_are_and_temperature_divides_the_scores_of_any_shape(
+    each: Named, given: str, shape: tuple[int, ...], dim: int
+):
     scores = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    weights = each.call(scores, dim=dim)
+    temperature, divisor = temperatures(given, shape, dim)
+    weights = each.call(scores, dim=dim, temperature=temperature)
     assert weights.shape == shape
-    want = oracle.rows(each.oracle, scores.detach().movedim(dim, -1)) if scores.numel() else scores.detach()
-    torch.testing.assert_close(weights.detach().movedim(dim, -1), want.reshape(weights.movedim(dim, -1).shape))
+    rows = (scores.detach() / divisor).movedim(dim, -1)
+    want = oracle.rows(each.oracle, rows) if scores.numel() else rows
+    torch.testing.assert_close(weights.detach().movedim(dim, -1), want.reshape(rows.shape), rtol=1e-12, atol=1e-13)
     (grad,) = torch.autograd.grad(weights.square().sum(), scores)
     assert grad.shape == shape
     assert grad.isfinite().all()
-
-
-@pytest.mark.parametrize("dim", [-1, 1, 0, -3])
-@pytest.mark.parametrize("shape", ["number", "scalar", "full", "broadcast"])
-def test_temperature_divides_the_scores(each: Named, shape: str, dim: int):
-    scores = torch.randn(2, 3, 4, dtype=torch.float64)
-    scores[1, 2] = -math.inf
-    scores[0, 0, 1] = -math.inf
-    without = list(scores.shape)
-    del without[dim]
-    temperature = {
-        "number": 0.7,
-        "scalar": torch.tensor(0.7, dtype=torch.float64),
-        "full": torch.rand(without, dtype=torch.float64) + 0.5,
-        "broadcast": torch.rand(without[-1:], dtype=torch.float64) + 0.5,
-    }[shape]
-    divisor = temperature.expand(without).unsqueeze(dim) if isinstance(temperature, Tensor) else temperature
-    got, want = each.call(scores, dim=dim, temperature=temperature), each.call(scores / divisor, dim=dim)
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("infinite", [math.inf, torch.tensor(math.inf)], ids=["number", "tensor"])
@@ -348,52 +333,6 @@ ERRORS = {
         lambda: F.softmax_with_sink(Z, ANYTHING),
         r"softmax_with_sink\(sink_logits\) must be a number or a tensor, got list\. A sink is one logit",
     ),
-    **{
-        f"{name}: {what}": (call, message)
-        for name, function in {
-            "softmax_plus_one": F.softmax_plus_one,
-            "scalable_softmax": F.scalable_softmax,
-            "sigmoid": F.sigmoid,
-            "sparsemax": F.sparsemax,
-            "entmax15": F.entmax15,
-            "entmax": F.entmax,
-            "topk_softmax": with_number(F.topk_softmax, 2),
-            "threshold_softmax": with_number(F.threshold_softmax, 0.1),
-            "softmax_with_sink": with_number(F.softmax_with_sink, 0.0),
-        }.items()
-        for what, call, message in [
-            (
-                "scores of ints",
-                lambda function=function: function(torch.zeros(3, dtype=torch.int64)),
-                name + r"\(scores\) must be a floating tensor, got torch\.int64",
-            ),
-            (
-                "no dimension",
-                lambda function=function: function(torch.tensor(1.0)),
-                name + r"\(scores\) must have a dimension of keys",
-            ),
-            (
-                "no such dim",
-                lambda function=function: function(Z, dim=2),
-                name + r"\(dim=\.\.\.\) must be an int from -2",
-            ),
-            (
-                "temperature 0",
-                lambda function=function: function(Z, temperature=0.0),
-                name + r"\(temperature=\.\.\.\) must be above 0, got 0\.0\. Temperature divides",
-            ),
-            (
-                "temperature True",
-                lambda function=function: function(Z, temperature=True),
-                name + r"\(temperature=\.\.\.\) must be a number, got bool",
-            ),
-            (
-                "temperatures that do not fit",
-                lambda function=function: function(Z, temperature=torch.ones(3)),
-                name + r"\(temperature\) must be broadcastable to \[2\]",
-            ),
-        ]
-    },
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from attemper import functional as F
 from attemper.call import row_operator
-from tests.functional.test_normalizers import NORMALIZERS, Named
+from tests.functional.test_normalizers import NORMALIZERS
 
 pytestmark = [pytest.mark.each, pytest.mark.turns(3)]
 
@@ -149,27 +149,15 @@ def test_alpha_is_mapped_and_differentiated_by_transforms(what: str):
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)
-def test_autocast_changes_nothing(name: str):
-    scores = torch.randn(3, 50)
+def test_autocast_strides_and_devices_change_nothing_and_inputs_stay_as_they_are(name: str):
+    call, scores = NORMALIZERS[name].call, torch.randn(6, 8)
+    wide, kept = scores.double(), scores.clone()
     with torch.autocast("cpu", torch.bfloat16):
-        got = NORMALIZERS[name].call(scores)
-    assert torch.equal(got, NORMALIZERS[name].call(scores))
-
-
-@pytest.mark.parametrize("name", NORMALIZERS)
-def test_shapes_follow_without_numbers(name: str):
-    scores = torch.empty(2, 3, 5, device="meta", dtype=torch.bfloat16)
-    got = NORMALIZERS[name].call(scores, dim=1)
-    assert got.shape == scores.shape
-    assert got.dtype == scores.dtype
-
-
-@pytest.mark.parametrize("name", NORMALIZERS)
-def test_inputs_stay_as_they_are_and_may_have_any_strides(name: str):
-    scores = torch.randn(6, 8, dtype=torch.float64)
-    kept = scores.clone()
-    each: Named = NORMALIZERS[name]
-    views: list[Any] = [scores[:, ::2], scores.mT, scores[:1].expand(4, 8)]
-    for view in views:
-        torch.testing.assert_close(each.call(view), each.call(view.contiguous()), rtol=1e-14, atol=1e-15)
+        got = call(scores)
+    assert torch.equal(got, call(scores))
+    for view in (wide[:, ::2], wide.mT, wide[:1].expand(4, 8)):
+        torch.testing.assert_close(call(view), call(view.contiguous()), rtol=1e-14, atol=1e-15)
     assert torch.equal(scores, kept)
+    assert torch.equal(wide, kept.double())
+    without_numbers = call(torch.empty(2, 3, 5, device="meta", dtype=torch.bfloat16), dim=1)
+    assert (without_numbers.shape, without_numbers.dtype) == ((2, 3, 5), torch.bfloat16)

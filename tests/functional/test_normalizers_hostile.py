@@ -52,14 +52,6 @@ def test_an_offset_of_all_scores_costs_no_digits(name: str, offset: float, tempe
     assert error <= 2e-6, f"off by {error}"
 
 
-@pytest.mark.parametrize("name", SHIFTED)
-def test_a_steep_ladder_far_below_0_in_bfloat16(name: str):
-    scores = (-5.0 * torch.arange(12) - 1000).to(torch.bfloat16)
-    got, want = NORMALIZERS[name].call(scores), oracle.rows(NORMALIZERS[name].oracle, scores)
-    torch.testing.assert_close(got.double(), want, rtol=0, atol=2**-9)
-    assert abs(got.double().sum().item() - 1) <= 2**-7
-
-
 @pytest.mark.parametrize("name", ["topk 3", "topk 1", "threshold", "sparsemax", "entmax15", "entmax 1.3", "entmax 3"])
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 1.0, 30.0])
 def test_a_hundred_thousand_keys(name: str, spread: float):
@@ -72,15 +64,6 @@ def test_a_hundred_thousand_keys(name: str, spread: float):
         )
 
 
-def test_equal_scores_share_equally(each: Named):
-    weights = each.call(torch.full((2, 7), 3.0))
-    if not each.shift or each in (NORMALIZERS["topk 3"], NORMALIZERS["topk 1"]):
-        want = oracle.rows(each.oracle, torch.full((2, 7), 3.0))
-    else:
-        want = torch.full((2, 7), 1 / 7)
-    torch.testing.assert_close(weights.double(), want.double(), rtol=0, atol=1e-7)
-
-
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 10**12])
 def test_ties_at_the_border_of_top_k_go_to_the_lower_index(k: int):
     scores = torch.tensor([[1.0, 2.0, 1.0, 2.0, -math.inf, 1.0], [0.0, -0.0, 0.0, -math.inf, -math.inf, -math.inf]])
@@ -88,15 +71,6 @@ def test_ties_at_the_border_of_top_k_go_to_the_lower_index(k: int):
     order = ([1, 3, 0, 2, 5], [0, 1, 2])
     for row, places in zip(kept.tolist(), order, strict=True):
         assert [place for place in range(6) if row[place]] == sorted(places[:k])
-
-
-def test_sigmoid_far_below_0_is_0_with_a_gradient_of_0():
-    scores = torch.full((3,), -200.0, requires_grad=True)
-    weights = F.sigmoid(scores)
-    assert (weights == 0).all()
-    (grad,) = torch.autograd.grad(weights.sum(), scores)
-    assert (grad == 0).all()
-    assert (F.sigmoid(torch.full((3,), 200.0)) == 1).all()
 
 
 @pytest.mark.parametrize("sink", [-math.inf, -1e4, 0.0, 1e4, math.inf])

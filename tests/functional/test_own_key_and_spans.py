@@ -51,7 +51,7 @@ def test_a_list_of_pairs_means_both_ends_and_every_key_once(tensors: Any, backen
     assert torch.equal(by_marks, by_pairs)
 
 
-def test_spans_merge_over_parts_of_the_keys_and_own_keys_do_not(tensors: Any, backend: str):
+def test_spans_merge_over_parts_of_the_keys(tensors: Any, backend: str):
     query, key, value = tensors
     whole = attended(backend, *tensors, stats=("lse", "span_mass"), spans=MARKS)
     one, two = (
@@ -59,9 +59,6 @@ def test_spans_merge_over_parts_of_the_keys_and_own_keys_do_not(tensors: Any, ba
         for part in (slice(0, 4), slice(4, None))
     )
     torch.testing.assert_close(one.merge(two).stats.span_mass, whole.stats.span_mass, rtol=1e-6, atol=1e-7)
-    square = attended(backend, *tensors, stats=NAMES, spans=MARKS)
-    with pytest.raises(InputError, match="self_weight cannot be merged over keys"):
-        square.merge(square)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")

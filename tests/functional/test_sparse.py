@@ -1,8 +1,9 @@
-"""entmax: any alpha against exact arithmetic, its gradient, the iteration, and the entmax package."""
+"""entmax: any alpha against exact arithmetic, its gradient, and the iteration."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import mpmath
@@ -24,7 +25,7 @@ def random_rows(n: int = 12, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.cat([scores, scores.sort(-1).values, scores.round()]).to(dtype)
 
 
-def precise(scores: list[float], alpha: Any, digits: int = 60) -> list[Any]:
+def precise(scores: list[float], alpha: Any, digits: int) -> list[Any]:
     """The weights with ``digits`` digits, by halving."""
     with mpmath.workdps(digits):
         a, top = mpmath.mpf(alpha) - 1, max(scores)
@@ -50,15 +51,6 @@ def test_any_alpha_agrees_with_the_oracle(alpha: float, given_as: str):
         want = oracle.rows(oracle.entmax(float(torch.tensor(alpha, dtype=dtype))), scores)
         error = (F.entmax(scores, each).double() - want).abs().max().item()
         assert error <= budget, f"off by {error} in {dtype}"
-
-
-@pytest.mark.slow("takes a second")
-def test_a_large_alpha_agrees_with_a_hundred_digits():
-    for row in random_rows(5)[::7].tolist():
-        want = torch.tensor([float(p) for p in precise(row, 10.0, 150)], dtype=torch.float64)
-        got = F.entmax(torch.tensor(row, dtype=torch.float64), 10.0)
-        # A weight near 0 is the 9th root of a difference: where float64 cannot tell it from none, others share it.
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("alpha", [3.0, 10.0, 100.0, 1e3])
@@ -106,31 +98,22 @@ def conditions(scores: Tensor, weights: Tensor, alpha: float) -> float:
     return max(inside.max().item(), outside.max().item(), (w.sum(-1) - 1).abs().max().item())
 
 
-def hostile_rows(name: str) -> Tensor:
-    ladder = (-5.0 * torch.arange(20) - 1000).to(torch.bfloat16).float()
-    large = 100_000
-    return {
-        "ties": torch.tensor([[2.0, 2.0, 2.0, 1.9, 1.9, 0.0], [0.0] * 6, [1.0, 1.0, -1.0, -1.0, -1.0, -1.0]]),
-        "offset 1e5": torch.randn(12, 40) + 1e5,
-        "offset -1e5": torch.randn(12, 40) - 1e5,
-        "bfloat16 ladder": ladder[None],
-        "one key": torch.randn(5, 1) * 100,
-        "100,000 keys": torch.randn(2, large),
-        "100,000 keys, close": torch.randn(2, large) * 1e-4,
-        "one large, 100,000 small": torch.cat([torch.tensor([0.5]), torch.rand(large) * 1e-5])[None],
-        "one large, 100,000 small, far": torch.cat([torch.tensor([1.2]), torch.rand(large) * 1e-3])[None],
-        "equal, 100,000": torch.full((1, large), 3.3),
-        "ascending": torch.linspace(-3, 3, 999)[None],
-        "far apart": torch.tensor([[3e38, -3e38, 0.0], [3e38, 3e38, -3e38], [1e-30, 0.0, -1e-30]]),
-        "subnormal": torch.tensor([[1e-40, 0.0, -1e-45]]),
-    }[name]
-
-
-HOSTILE = (
-    "ties", "offset 1e5", "offset -1e5", "bfloat16 ladder", "one key", "100,000 keys", "100,000 keys, close",
-    "one large, 100,000 small", "one large, 100,000 small, far", "equal, 100,000", "ascending", "far apart",
-    "subnormal",
-)  # fmt: skip
+LARGE = 100_000
+HOSTILE: dict[str, Callable[[], Tensor]] = {
+    "ties": lambda: torch.tensor([[2.0, 2.0, 2.0, 1.9, 1.9, 0.0], [0.0] * 6, [1.0, 1.0, -1.0, -1.0, -1.0, -1.0]]),
+    "offset 1e5": lambda: torch.randn(12, 40) + 1e5,
+    "offset -1e5": lambda: torch.randn(12, 40) - 1e5,
+    "bfloat16 ladder": lambda: (-5.0 * torch.arange(20) - 1000).to(torch.bfloat16).float()[None],
+    "one key": lambda: torch.randn(5, 1) * 100,
+    "100,000 keys": lambda: torch.randn(2, LARGE),
+    "100,000 keys, close": lambda: torch.randn(2, LARGE) * 1e-4,
+    "one large, 100,000 small": lambda: torch.cat([torch.tensor([0.5]), torch.rand(LARGE) * 1e-5])[None],
+    "one large, 100,000 small, far": lambda: torch.cat([torch.tensor([1.2]), torch.rand(LARGE) * 1e-3])[None],
+    "equal, 100,000": lambda: torch.full((1, LARGE), 3.3),
+    "ascending": lambda: torch.linspace(-3, 3, 999)[None],
+    "far apart": lambda: torch.tensor([[3e38, -3e38, 0.0], [3e38, 3e38, -3e38], [1e-30, 0.0, -1e-30]]),
+    "subnormal": lambda: torch.tensor([[1e-40, 0.0, -1e-45]]),
+}
 
 
 @pytest.mark.hostile
@@ -138,7 +121,7 @@ HOSTILE = (
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.usefixtures("row_kernels", "poisoned_empty")
 def test_the_conditions_of_optimality_hold_in_float32_on_hostile_rows(name: str, alpha: float | Tensor):
-    scores = hostile_rows(name)
+    scores = HOSTILE[name]()
     found = [F.entmax(scores, alpha)]
     found += [F.sparsemax(scores)] if alpha == 2 else [F.entmax15(scores)] if alpha == 1.5 else []
     off = max(conditions(scores, weights, float(alpha)) for weights in found)
@@ -257,20 +240,3 @@ def test_a_row_whose_alpha_is_no_alpha_is_nan_and_no_other():
     weights = F.entmax(scores, alpha)
     assert weights[[0, 1, 2, 4]].isnan().all()
     torch.testing.assert_close(weights[3], F.entmax15(scores[3]), rtol=0, atol=1e-6)
-
-
-# --- the entmax package ---
-
-
-@pytest.fixture(scope="module")
-def package() -> Any:
-    return pytest.importorskip("entmax", reason="the entmax package (extra dev) is an oracle here")
-
-
-def test_the_entmax_package_agrees_in_float64(package: Any):
-    scores = random_rows(40)
-    torch.testing.assert_close(F.sparsemax(scores), package.sparsemax(scores, -1), rtol=0, atol=1e-12)
-    torch.testing.assert_close(F.entmax15(scores), package.entmax15(scores, -1), rtol=0, atol=1e-7)
-    for alpha in (1.05, 1.25, 1.5, 1.75, 2.0, 2.5):
-        want = package.entmax_bisect(scores, alpha, -1, n_iter=100)
-        torch.testing.assert_close(F.entmax(scores, alpha), want, rtol=0, atol=1e-7)

@@ -71,10 +71,6 @@ def test_summaries_per_head_are_those_of_the_valid_rows_that_define_the_statisti
             np.testing.assert_allclose(got.numpy(), numbers, rtol=1e-12, atol=1e-14, err_msg=f"{name}.{part}")
         assert summary.empty.tolist() == [B] * H
         assert summary.nonfinite.tolist() == [0, 0, 1]
-
-
-def test_rows_are_valid_empty_or_nonfinite_and_never_two_of_them(backend: str):
-    stats = measured(backend)
     kinds = stats.valid.int() + stats.empty.int() + stats.nonfinite.int()
     assert (kinds == 1).all()
     assert stats.empty[:, :, 3].all()
@@ -188,14 +184,15 @@ def test_types_and_shapes_are_those_that_the_documentation_names(backend: str):
 
 
 def test_detach_leaves_values_and_takes_them_off_the_graph(backend: str):
-    query = torch.randn(1, 2, 3, 4, requires_grad=True)
-    stats = attemper.attention_statistics(query, query, backend=backend)
+    query, sink = torch.randn(1, 2, 3, 4, requires_grad=True), torch.zeros(2, requires_grad=True)
+    stats = attemper.attention_statistics(query, query, sink_logits=sink * 2, backend=backend)
     assert stats.entropy.requires_grad
-    free = stats.detach()
+    free = copy.deepcopy(stats.detach())  # holds no graph of the sink, which could not be copied
     assert not any(free[name].requires_grad for name in free)
     for name in stats:
         assert torch.equal(free[name], stats[name]), name
-    assert not free.merge(free).entropy.requires_grad
+    alone = attemper.attention_statistics(query, query, backend=backend).detach()
+    assert not alone.merge(alone).entropy.requires_grad
 
 
 def test_stats_can_be_copied_and_pickled():
@@ -230,10 +227,17 @@ MERGE_MISTAKES = {
         lambda: (part(first_tokens=7), part(first_tokens=7)),
         r"the keys of the first part are fewer \(5\) than first_tokens=7",
     ),
-    "gini": (
-        lambda: (part(stats=("gini",)), part(stats=("gini",))),
-        r"gini cannot be merged over keys: leave it out of stats=",
+    "no statistics": (
+        lambda: (part(stats=()), part()),
+        r"merge needs the statistics of both parts: pass stats=\('lse',\) to both calls",
     ),
+    **{
+        f"weights that depend on all keys, {name}": (
+            lambda name=name: (part(normalizer=name), part(normalizer=name)),
+            f"merge: weights of {name} over some keys do not determine",
+        )
+        for name in ("scalable_softmax", "sigmoid")
+    },
 }
 
 
@@ -248,32 +252,6 @@ def test_parts_that_do_not_belong_together_are_refused(what: str):
     one, two = make()
     with pytest.raises(InputError, match=message):
         one.merge(two)
-
-
-def test_outputs_without_statistics_cannot_merge():
-    with pytest.raises(
-        InputError, match=r"merge needs the statistics of both parts: pass stats=\('lse',\) to both calls"
-    ):
-        part(stats=()).merge(part())
-
-
-@pytest.mark.parametrize("normalizer", ["scalable_softmax", "sigmoid"])
-def test_parts_whose_weights_depend_on_all_keys_do_not_merge(normalizer: str):
-    query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
-    parts = [attemper.attention(query, k, k, normalizer=normalizer, stats="all").stats for k in key.split(3, 2)]
-    assert parts[0] is not None
-    assert parts[1] is not None
-    with pytest.raises(InputError, match=f"merge: weights of {normalizer} over some keys do not determine"):
-        parts[0].merge(parts[1])
-
-
-def test_detached_statistics_hold_no_graph_of_a_learned_sink():
-    query = torch.randn(1, 2, 4, 8)
-    sink = torch.zeros(2, requires_grad=True)
-    stats = attemper.attention(query, query, query, sink_logits=sink * 2, stats="all").stats
-    assert stats is not None
-    again = copy.deepcopy(stats.detach())
-    assert torch.equal(again.mass, stats.mass.detach())
 
 
 def test_what_was_read_under_inference_mode_serves_a_later_loss() -> None:

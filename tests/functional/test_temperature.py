@@ -33,14 +33,6 @@ def by_autograd(scores: Tensor, temperature: Tensor, bias: Tensor | None = None)
     return torch.autograd.grad(H.sum(), T)[0]
 
 
-@given(scores=rows(), temperature=temperatures)
-def test_it_is_the_derivative_of_entropy(scores: Tensor, temperature: float):
-    T = torch.tensor(temperature, dtype=torch.float64)
-    torch.testing.assert_close(
-        F.entropy_slope(scores, temperature), by_autograd(scores, T), rtol=1e-9, atol=1e-12 / temperature
-    )
-
-
 @given(scores=rows(), temperature=temperatures, data=st.data())
 def test_with_a_bias_it_is_the_derivative_of_entropy_too(scores: Tensor, temperature: float, data: st.DataObject):
     n = scores.shape[-1]
@@ -121,16 +113,15 @@ def test_an_infinite_temperature_has_no_slope_and_no_nan_in_its_gradient(bias: T
     assert (scores.grad == 0).all()
 
 
-def test_a_tiny_temperature_gives_zero_and_not_nan():
+def test_a_tiny_temperature_gives_zero_a_score_that_is_not_finite_shows_and_no_key_gives_zero():
     scores = torch.tensor([1.0, 2.0, 9.0])
     assert F.entropy_slope(scores, 1e-18) == 0
     assert F.entropy_slope(scores, 1e-18, bias=torch.ones(3)) == 0
     assert F.entropy_slope(scores, torch.tensor(1e-18)) == 0
-
-
-def test_a_nonfinite_score_shows():
-    assert F.entropy_slope(torch.tensor([1.0, math.nan, 2.0])).isnan()
-    assert F.entropy_slope(torch.tensor([1.0, math.inf, 2.0])).isnan()
+    for bad in (math.nan, math.inf):
+        assert F.entropy_slope(torch.tensor([1.0, bad, 2.0])).isnan()
+    assert F.entropy_slope(torch.zeros(3, 0)).tolist() == [0.0, 0.0, 0.0]
+    assert F.entropy_slope(torch.zeros(0, 4)).shape == (0,)
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1, -2])
@@ -152,47 +143,13 @@ def test_dtypes_are_those_of_entropy():
         assert F.entropy_slope(scores, bias=torch.zeros(4, dtype=torch.float64)).dtype == F.entropy(scores).dtype
 
 
-def test_an_empty_dimension_of_keys_or_of_rows_gives_zeros_or_nothing():
-    assert F.entropy_slope(torch.zeros(3, 0)).tolist() == [0.0, 0.0, 0.0]
-    assert F.entropy_slope(torch.zeros(0, 4)).shape == (0,)
-
-
-ANYTHING: Any = [1.0, 2.0]
-ERRORS = {
-    "scores in a list": (
-        lambda: F.entropy_slope(ANYTHING),
-        r"entropy_slope\(scores\) must be a floating tensor, got list",
-    ),
-    "bias of ints": (
-        lambda: F.entropy_slope(torch.zeros(3), bias=torch.zeros(3, dtype=torch.int64)),
-        r"entropy_slope\(bias\) must be a floating tensor, got torch\.int64",
-    ),
-    "bias of another size": (
-        lambda: F.entropy_slope(torch.zeros(2, 3), bias=torch.zeros(4)),
-        r"entropy_slope\(bias\) must be broadcastable to the scores \[2, 3\], got \[4\]",
-    ),
-    "temperatures that do not fit": (
-        lambda: F.entropy_slope(torch.zeros(2, 3), torch.ones(3)),
-        r"entropy_slope\(temperature\) must be broadcastable to \[2\], the scores without their keys, got \[3\]",
-    ),
-    "a dimension that is not there": (
-        lambda: F.entropy_slope(torch.zeros(2, 3), dim=2),
-        r"entropy_slope\(dim=\.\.\.\) must be an int from -2 to 1 for a tensor \[2, 3\], got 2",
-    ),
-    "temperature 0": (
-        lambda: F.entropy_slope(torch.zeros(3), 0.0),
-        r"entropy_slope\(temperature=\.\.\.\) must be above 0, got 0\.0\. Temperature divides",
-    ),
-    "temperature NaN": (lambda: F.entropy_slope(torch.zeros(3), math.nan), "must be above 0, got nan"),
-    "temperature in a list": (lambda: F.entropy_slope(torch.zeros(3), ANYTHING), "must be a number, got list"),
-}
-
-
-@pytest.mark.parametrize("what", ERRORS)
-def test_mistakes_of_the_slope_are_told_with_what_was_expected_and_what_came(what: str):
-    call, message = ERRORS[what]
-    with pytest.raises(InputError, match=message):
-        call()
+def test_a_bias_that_is_not_floating_or_does_not_fit_is_refused():
+    with pytest.raises(InputError, match=r"entropy_slope\(bias\) must be a floating tensor, got torch\.int64"):
+        F.entropy_slope(torch.zeros(3), bias=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(
+        InputError, match=r"entropy_slope\(bias\) must be broadcastable to the scores \[2, 3\], got \[4\]"
+    ):
+        F.entropy_slope(torch.zeros(2, 3), bias=torch.zeros(4))
 
 
 @pytest.mark.parametrize("n", [256, 4096, 65536])
