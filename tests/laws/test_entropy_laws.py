@@ -8,8 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import attemper
-from attemper import functional as F
 from attemper.statistics import ONE_PASS
 from tests.laws.rows import BACKENDS, attended, close, measured, of_products, rows
 
@@ -40,14 +38,6 @@ def test_the_measures_of_concentration_are_ordered(backend: str, scores: Tensor)
     assert (stats.effective_tokens <= stats.entropy.exp() * slack).all()
     assert (stats.entropy.exp() <= n * slack).all()
     close(stats.max_weight, torch.exp(stats.max_logit - stats.lse), "max weight")
-
-
-@given(scores=rows())
-def test_the_divergence_from_uniform_is_log_n_minus_entropy(backend: str, scores: Tensor):
-    p = torch.softmax(scores, -1)
-    n = scores.shape[1]
-    divergence = torch.where(p > 0, p * (p * n).log(), 0.0).sum(-1)
-    close(divergence, math.log(n) - measured(scores, backend).entropy[0, 0], "KL", 1e-11)
 
 
 @given(scores=rows(), shift=st.floats(-1e3, 1e3, width=16))
@@ -175,19 +165,6 @@ def test_cold_rows_have_the_entropy_of_their_ties_and_hot_rows_that_of_all_keys(
     close(
         hot.entropy[0, 0], torch.full((len(scores),), math.log(scores.shape[1]), dtype=torch.float64), "T -> inf", 1e-9
     )
-
-
-@given(scores=rows(least=2, most=9))
-def test_the_entropy_of_a_mean_of_rows_is_at_least_the_mean_entropy(backend: str, scores: Tensor):
-    # Mutual information of query and key, rows of equal weight; the same inequality for heads.
-    stats = measured(scores, backend)
-    weights = attemper.functional.dense_weights(
-        *(torch.zeros(1, 1, n, 1, dtype=torch.float64) for n in scores.shape),
-        attn_mask=scores,
-    )[0, 0]  # fmt: skip
-    information = F.entropy_of(weights.mean(0)) - stats.entropy.mean()
-    assert information >= -1e-12
-    assert information <= min(math.log(len(scores)), math.log(scores.shape[1])) + 1e-12
 
 
 @given(scores=rows(least=2), radius=st.floats(0.1, 20))

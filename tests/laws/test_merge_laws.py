@@ -52,18 +52,6 @@ def test_two_parts_merge_to_the_whole(backend: str, groups: list[Tensor]):
     same(one.merge(two), whole)
 
 
-@given(groups=parts(3))
-def test_merging_is_associative(backend: str, groups: list[Tensor]):
-    one, two, three = (attended(g, backend, v, stats=NAMES) for g, v in zip(groups, values_of(groups), strict=True))
-    same(one.merge(two).merge(three), one.merge(two.merge(three)))
-
-
-@given(groups=parts(2))
-def test_merging_is_commutative_in_all_but_which_token_is_first(backend: str, groups: list[Tensor]):
-    one, two = (attended(g, backend, v, stats=NAMES) for g, v in zip(groups, values_of(groups), strict=True))
-    same(one.merge(two), two.merge(one), but=("first_token_mass",))
-
-
 @given(groups=parts(1))
 def test_a_part_that_sees_nothing_is_the_identity(backend: str, groups: list[Tensor]):
     value = values_of(groups)[0]

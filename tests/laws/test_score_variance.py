@@ -39,15 +39,6 @@ def test_one_score_far_above_the_rest_keeps_the_digits_in_any_blocks(keys: int, 
     assert ((got - want).abs() <= 4 * UNIT[torch.float32] * want).all()
 
 
-def test_the_spread_under_the_weights_is_not_that_of_the_scores():
-    # One score of 77 has all the weight: under the weights nothing is spread.
-    scores = torch.randn(1, 64)
-    scores[0, 7] = 77.0
-    stats = measured(scores, "blocked", stats=NAMES)
-    assert stats.logit_variance.sqrt().item() < 1e-6
-    assert 9 < stats.score_variance.sqrt().item() < 11
-
-
 @pytest.mark.parametrize("backend", [name for name in PRESENT if "score_variance" not in FEATURES[name]])
 def test_a_backend_without_it_refuses_it_by_name_and_auto_takes_one_that_has_it(backend: str):
     query = torch.randn(1, 1, 3, 4)

@@ -4,14 +4,12 @@ Where scores are scale q.k and a mask, ``H = lse - scale q.(P K)``: stock attent
 backward pass with dO := -scale g q gives the gradient of sum g H with respect to q and k.
 """
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import attemper
 from tests.support.calls import attended, skip_without
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,22 +38,3 @@ def test_the_output_and_its_gradients_are_those_of_pytorch(what: str, backend: s
     above = torch.randn(ours.shape, dtype=torch.float64)
     for one, two in zip(*(torch.autograd.grad(result, leaves, above) for result in (ours, stock)), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("what", OPTIONS)
-@pytest.mark.turns(2)
-def test_entropy_and_its_gradients_follow_from_stock_attention_over_the_keys(what: str, backend: str):
-    skip_without(backend, "float64")
-    query, key, _ = tensors(what)
-    scale = OPTIONS[what].get("scale", 1 / math.sqrt(6))
-    stats = attemper.attention_statistics(query, key, stats=("entropy", "lse"), backend=backend, **OPTIONS[what])
-    mean_key = scaled_dot_product_attention(query, key, key, **OPTIONS[what])
-    torch.testing.assert_close(stats.entropy, stats.lse - scale * (query * mean_key).sum(-1), rtol=1e-11, atol=1e-12)
-    above = torch.randn(stats.entropy.shape, dtype=torch.float64)
-    ours = torch.autograd.grad(stats.entropy, (query, key), above)
-    # As values the keys are another tensor: what flows back to them there is not counted.
-    values = key.detach()
-    stock = scaled_dot_product_attention(query, key, values, **OPTIONS[what])
-    theirs = torch.autograd.grad(stock, (query, key), -scale * above[..., None] * query.detach())
-    for one, two in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)

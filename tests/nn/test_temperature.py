@@ -63,23 +63,6 @@ def test_attention_divides_the_scores_by_it(name: str, backend: str):
     torch.testing.assert_close(stats.entropy, -(weights * weights.log()).sum(-1))
 
 
-def test_learning_reaches_the_entropy_that_a_loss_asks_for():
-    query, key, value = (tensor * 3 for tensor in tensors())
-    temperature = nn.LearnedTemperature(H)
-    optimizer = torch.optim.Adam(temperature.parameters(), lr=0.1)
-
-    def entropies() -> Tensor:
-        stats = attemper.attention(query, key, value, temperature=temperature(query), stats="entropy").stats
-        assert stats is not None
-        return stats.entropy.mean((0, 2))
-
-    for _ in range(200):
-        optimizer.zero_grad()
-        (entropies() - 1.0).square().sum().backward()
-        optimizer.step()
-    assert entropies().detach().numpy() == pytest.approx([1.0] * H, abs=1e-3)
-
-
 @pytest.mark.parametrize("raw", [-100.0, 100.0, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("make", [lambda: nn.LearnedTemperature(H), lambda: nn.ConditionalTemperature(WIDTH, H)])
 def test_from_any_parameter_it_is_finite_above_0_and_finds_back(make: Any, raw: float):
