@@ -9,6 +9,7 @@ import torch
 import transformers as tf
 from torch import nn
 
+from attemper.lab.model import ByteConfig, ByteModel
 from tests.monitor.tiny_models import GROUPED, TEXT, TINY, inputs, sharpened
 
 PHI: dict[str, Any] = GROUPED | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -62,6 +63,19 @@ def built(name: str) -> tuple[nn.Module, dict[str, Any]]:
         return model.eval(), inputs("vision", None)
     ids = torch.randint(3, 101, (2, 16))
     return model.eval(), {"input_ids": ids}
+
+
+def small(heads: int = 2) -> ByteModel:
+    """Two layers that call SDPA, in eval mode."""
+    torch.manual_seed(0)
+    return ByteModel(ByteConfig(layers=2, width=32, heads=heads)).eval()
+
+
+@torch.no_grad()
+def output(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """The first thing that the model returns for a batch."""
+    result = model(**batch)
+    return result if isinstance(result, torch.Tensor) else result[0]
 
 
 def checkpointed(model: Any, reentrant: bool | None) -> None:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import attemper
 from attemper.control import temper as control
-from attemper.lab.model import ByteConfig, ByteModel
+from attemper.lab.model import ByteModel
 from attemper.nn import (
     ConditionalTemperature,
     Entmax,
@@ -29,6 +29,7 @@ from attemper.nn import (
     Sink,
     TopK,
 )
+from tests.control.models import small
 
 IDS = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(1))
 ONE, TWO = "blocks.0.attention", "blocks.1.attention"
@@ -39,11 +40,6 @@ def earlier() -> int:
     """Originals that tests before this one have left alive."""
     gc.collect()
     return len(control._originals)
-
-
-def small(heads: int = 2) -> ByteModel:
-    torch.manual_seed(0)
-    return ByteModel(ByteConfig(layers=2, width=32, heads=heads)).eval()
 
 
 def scheduled() -> ScheduledTemperature:

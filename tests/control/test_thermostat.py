@@ -12,15 +12,9 @@ import attemper
 from attemper import InputError
 from attemper.call.request import Options, request_of
 from attemper.control.entropy_meter import slope_of
-from attemper.lab.model import ByteConfig, ByteModel
-from tests.control.models import built, checkpointed
+from tests.control.models import built, checkpointed, small
 
 IDS = torch.randint(0, 256, (2, 64), generator=torch.Generator().manual_seed(1))
-
-
-def small() -> ByteModel:
-    torch.manual_seed(0)
-    return ByteModel(ByteConfig(layers=2, width=32, heads=2)).train()
 
 
 def held(model: nn.Module, batch: Any, thermostat: attemper.Thermostat, steps: int) -> list[Any]:
@@ -35,7 +29,7 @@ def held(model: nn.Module, batch: Any, thermostat: attemper.Thermostat, steps: i
 @pytest.mark.parametrize(("target", "unit"), [(0.6, "normalized"), (0.95, "normalized"), (1.0, "nats")])
 @pytest.mark.quick("0.6-normalized-head", "nats-layer")
 def test_entropies_come_to_the_target_from_one_side(target: float, unit: str, per: str):
-    model = small()
+    model = small().train()
     with attemper.Thermostat(model, target_entropy=target, unit=unit, per=per, rows=None, max_step=0.5) as thermostat:
         readings = held(model, IDS, thermostat, 25)
     for site in thermostat.sites:
@@ -51,7 +45,7 @@ def test_entropies_come_to_the_target_from_one_side(target: float, unit: str, pe
 
 
 def test_the_reported_entropy_is_the_scans():
-    model = small()
+    model = small().train()
     with attemper.Thermostat(model, target_entropy=0.6, unit="normalized", rows=None) as thermostat:
         held(model, IDS, thermostat, 10)
         model(IDS)
@@ -65,14 +59,14 @@ def test_the_reported_entropy_is_the_scans():
 
 
 def test_inside_a_band_nothing_moves():
-    model = small()
+    model = small().train()
     with attemper.Thermostat(model, target_entropy=(0.1, 1.0), unit="normalized") as thermostat:
         held(model, IDS, thermostat, 3)
         assert all((value == 1).all() for value in thermostat.temperatures.values())
 
 
 def test_a_schedule_is_asked_for_the_steps_that_are_over():
-    model, asked = small(), []
+    model, asked = small().train(), []
 
     def target(step: int, total: int) -> float:
         asked.append((step, total))
@@ -85,17 +79,6 @@ def test_a_schedule_is_asked_for_the_steps_that_are_over():
         thermostat.load_state_dict(thermostat.state_dict() | {"steps": 5})
         held(model, IDS, thermostat, 1)
     assert asked[3:] == [(5, 7)]
-
-
-def test_the_first_step_aims_at_the_schedules_first_target():
-    goals = [0.9, 0.2, 0.2]
-    moved = []
-    for target in (lambda step, _: goals[step], lambda step, _: goals[min(step + 1, 2)]):
-        model = small()
-        with attemper.Thermostat(model, target_entropy=target, unit="normalized", total_steps=3) as thermostat:
-            moved.append(held(model, IDS, thermostat, 1)[0]["blocks.0.attention"].temperature - 1)
-    assert (moved[0] > 0).all()
-    assert (moved[1] < 0).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "bert", "nn.MultiheadAttention"])
@@ -141,23 +124,12 @@ def test_with_a_bias_it_turns_and_does_not_run_away():
 
 
 def test_an_unreachable_target_stops_at_the_bound_and_says_so():
-    model = small()
+    model = small().train()
     with attemper.Thermostat(model, target_entropy=50.0, rows=None, max_step=1.0) as thermostat:
         readings = held(model, IDS, thermostat, 12)
     reading = readings[-1]["blocks.0.attention"]
     assert reading.bounded.all()
     torch.testing.assert_close(reading.temperature, torch.full((2,), 100.0).double())
-
-
-def test_a_step_without_forward_passes_moves_nothing():
-    model = small()
-    with attemper.Thermostat(model, target_entropy=1.0) as thermostat:
-        with pytest.warns(
-            UserWarning, match=r"Thermostat: 2 sites had no effect in this step \(blocks.0.attention: did not"
-        ):
-            assert thermostat.step() == {}
-        model.eval()(IDS)
-        assert thermostat.step() == {}
 
 
 def test_checkpointing_counts_rows_once_and_accumulation_adds():
@@ -180,7 +152,7 @@ def test_checkpointing_counts_rows_once_and_accumulation_adds():
 
 @pytest.mark.slow("takes many seconds")
 def test_a_compiled_model_is_held_in_one_graph():
-    model = small()
+    model = small().train()
     thermostat = attemper.Thermostat(model, target_entropy=0.6, unit="normalized", rows=None, max_step=0.5)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
@@ -195,7 +167,7 @@ def test_a_compiled_model_is_held_in_one_graph():
 
 
 def test_a_checkpoint_goes_on_where_it_was():
-    model = small()
+    model = small().train()
     with attemper.Thermostat(model, target_entropy=0.6, unit="normalized", rows=None) as thermostat:
         held(model, IDS, thermostat, 4)
         state = thermostat.state_dict()
@@ -210,16 +182,9 @@ def test_a_checkpoint_goes_on_where_it_was():
             thermostat.load_state_dict({"steps": 1, "log_temperatures": {}})
         with pytest.raises(InputError, match="must have steps"):
             thermostat.load_state_dict({})
-
-
-def test_closed_it_leaves_the_model_as_it_was():
-    model = small().eval()
-    before = model(IDS)
-    thermostat = attemper.Thermostat(model, target_entropy=0.2, unit="normalized")
-    held(model.train(), IDS, thermostat, 3)
-    thermostat.remove()
-    thermostat.remove()
-    assert torch.equal(model.eval()(IDS), before)
+        state["log_temperatures"]["blocks.0.attention"] = torch.zeros(3)
+        with pytest.raises(InputError, match=r"the heads of .* are 2, and \[3\]"):
+            thermostat.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +202,7 @@ def test_closed_it_leaves_the_model_as_it_was():
     ],
 )
 def test_mistakes_are_told(given: dict[str, Any], message: str):
-    model = small()
+    model = small().train()
     with pytest.raises(InputError, match=message):
         attemper.Thermostat(model, **given)
     assert not any("attemper" in name for name, _ in model.named_modules())
@@ -278,18 +243,8 @@ def test_slopes_of_rows_that_a_kernel_picks_are_those_rows():
 
 
 def test_half_precision_keeps_the_steps_of_the_thermostat():
-    model = small().bfloat16()
+    model = small().train().bfloat16()
     with attemper.Thermostat(model, target_entropy=0.6, unit="normalized", max_step=1e-4, rows=None) as thermostat:
         held(model, IDS, thermostat, 20)
         logs = thermostat.state_dict()["log_temperatures"]["blocks.0.attention"]
     torch.testing.assert_close(logs, torch.full((2,), -20e-4).double())
-
-
-def test_another_number_of_heads_in_a_checkpoint_is_told():
-    model = small()
-    with attemper.Thermostat(model, target_entropy=1.0) as thermostat:
-        held(model, IDS, thermostat, 1)
-        state = thermostat.state_dict()
-        state["log_temperatures"]["blocks.0.attention"] = torch.zeros(3)
-        with pytest.raises(InputError, match=r"the heads of .* are 2, and \[3\]"):
-            thermostat.load_state_dict(state)
