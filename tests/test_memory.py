@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-LARGER = pytest.mark.slow("the full size of what runs smaller by default")
 SCRIPT = """
 import sys
 import torch
@@ -66,7 +65,23 @@ def extra_mib(heads: int, tokens: int, what: str) -> tuple[float, float]:
     return forward, backward
 
 
-def assert_below(limit: float, heads: int, tokens: int, what: str) -> None:
+@pytest.mark.slow("takes many seconds")
+def test_the_measurement_sees_the_weights_that_the_reference_holds():
+    forward, backward = extra_mib(2, 1024, "dense")
+    square = 2 * 1024**2 * 8 / 2**20
+    assert forward > square
+    assert backward > square
+
+
+@pytest.mark.parametrize(
+    ("limit", "heads", "tokens", "what"),
+    [
+        (20, 1, 4096, "causal"),
+        pytest.param(150, 2, 8192, "masked", marks=pytest.mark.slow("the full size of what runs smaller by default")),
+        pytest.param(300, 8, 16384, "causal", marks=pytest.mark.long("takes a minute")),
+    ],
+)
+def test_many_tokens_need_few_mib_beyond_results_and_gradients(limit: float, heads: int, tokens: int, what: str):
     forward, backward = extra_mib(heads, tokens, what)
     square = heads * tokens**2 * 4 / 2**20
     figures = (
@@ -76,25 +91,3 @@ def assert_below(limit: float, heads: int, tokens: int, what: str) -> None:
     assert forward <= limit, figures
     assert backward <= limit, figures
     assert forward > -5, f"measured less than the results themselves: {figures}"
-
-
-@pytest.mark.slow("takes many seconds")
-def test_the_measurement_sees_the_weights_that_the_reference_holds():
-    forward, backward = extra_mib(2, 1024, "dense")
-    square = 2 * 1024**2 * 8 / 2**20
-    assert forward > square
-    assert backward > square
-
-
-def test_4096_tokens_need_less_than_20_mib_beyond_results_and_gradients():
-    assert_below(20, 1, 4096, "causal")
-
-
-@LARGER
-def test_8192_tokens_with_a_mask_need_less_than_150_mib_beyond_results_and_gradients():
-    assert_below(150, 2, 8192, "masked")
-
-
-@pytest.mark.long("takes a minute")
-def test_16384_tokens_of_eight_heads_need_less_than_300_mib_beyond_results_and_gradients():
-    assert_below(300, 8, 16384, "causal")

@@ -12,14 +12,14 @@ from tests.support import cases, oracle, oracle_gradients
 SMALL = [case for case in cases.CASES if case.dtype == torch.float32]
 
 
+def numbers_of(*tensors: torch.Tensor, **options: torch.Tensor) -> dict[str, float]:
+    found = oracle.forward(oracle.inputs(*tensors, **options))
+    return {name: array.item() for name, array in found.items() if array.size == 1}
+
+
 def test_two_equal_scores_by_hand():
-    query, key = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 2, 2)
     value = torch.tensor([[1.0], [3.0]])[None, None]
-    got = {
-        name: array.item()
-        for name, array in oracle.forward(oracle.inputs(query, key, value)).items()
-        if array.size == 1
-    }
+    got = numbers_of(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 2, 2), value)
     assert got["output"] == 2
     assert math.isclose(got["entropy"], math.log(2))
     assert math.isclose(got["lse"], math.log(2))
@@ -28,17 +28,8 @@ def test_two_equal_scores_by_hand():
 
 
 def test_one_score_above_another_by_hand():
-    query, key = (
-        torch.tensor([[[[math.log(3)]]]], dtype=torch.float64),
-        torch.tensor([[[[1.0], [0.0]]]], dtype=torch.float64),
-    )
-    got = {
-        name: array.item()
-        for name, array in oracle.forward(
-            oracle.inputs(query, key, sink_logits=torch.zeros(1, dtype=torch.float64))
-        ).items()
-        if array.size == 1
-    }
+    query, key = (torch.tensor([[rows]], dtype=torch.float64) for rows in ([[math.log(3)]], [[1.0], [0.0]]))
+    got = numbers_of(query, key, sink_logits=torch.zeros(1, dtype=torch.float64))
     assert math.isclose(got["lse"], math.log(4))
     assert math.isclose(got["max_weight"], 0.75)
     assert math.isclose(got["entropy"], -0.75 * math.log(0.75) - 0.25 * math.log(0.25))

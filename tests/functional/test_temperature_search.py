@@ -21,18 +21,6 @@ def _normal(n: int, scale: float) -> Callable[[torch.Generator], Tensor]:
     return lambda generator: torch.randn(ROWS, n, generator=generator, dtype=torch.float64) * scale
 
 
-def _cubed(generator: torch.Generator) -> Tensor:
-    return _normal(256, 1.0)(generator) ** 3 * 5
-
-
-def _exponential(generator: torch.Generator) -> Tensor:
-    return _normal(256, 1.0)(generator).exp() * 10
-
-
-def _cauchy(generator: torch.Generator) -> Tensor:
-    return torch.tan((torch.rand(ROWS, 256, generator=generator, dtype=torch.float64) - 0.5) * math.pi)
-
-
 def _one_stands_out(generator: torch.Generator) -> Tensor:
     scores = torch.zeros(ROWS, 1024, dtype=torch.float64)
     scores[:, 0] = torch.logspace(-3, 4, ROWS, dtype=torch.float64)
@@ -65,9 +53,17 @@ def _offset_and_masked(generator: torch.Generator) -> Tensor:
 
 FAMILIES = {f"normal, n={n}, sd={scale:g}": _normal(n, scale) for n in (2, 8, 64, 1024) for scale in (0.01, 1.0, 1e3)}
 FAMILIES |= {
-    "cubed": _cubed, "exponential": _exponential, "cauchy": _cauchy, "one stands out": _one_stands_out,
-    "clusters": _clusters, "two at the top": _two_at_the_top, "ramps": _ramps, "offset, masked": _offset_and_masked,
-}  # fmt: skip
+    "cubed": lambda generator: _normal(256, 1.0)(generator) ** 3 * 5,
+    "exponential": lambda generator: _normal(256, 1.0)(generator).exp() * 10,
+    "cauchy": lambda generator: torch.tan(
+        (torch.rand(ROWS, 256, generator=generator, dtype=torch.float64) - 0.5) * math.pi
+    ),
+    "one stands out": _one_stands_out,
+    "clusters": _clusters,
+    "two at the top": _two_at_the_top,
+    "ramps": _ramps,
+    "offset, masked": _offset_and_masked,
+}
 
 
 @pytest.mark.slow("takes a second")

@@ -178,45 +178,6 @@ def test_visible_keys_are_counted_as_attention_counts_them(causal: bool, shape: 
     assert torch.equal(visible_keys(query, K, mask, causal).expand(B, H, Q), want)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: nn.MultiheadAttention(E, H, temperature=0.0), r"FixedTemperature\(value\) must be above 0, got 0.0"),
-        (
-            lambda: nn.MultiheadAttention(E, H, stats="entrop"),
-            r"MultiheadAttention\(stats=...\) does not know 'entrop'",
-        ),
-        (
-            lambda: nn.MultiheadAttention(E, H, stats="all")(*inputs(), need_weights=True),
-            "returns statistics where torch's returns weights",
-        ),
-        (
-            lambda: nn.MultiheadAttention(E, H)(*inputs(), key_padding_mask=PADDING.T),
-            r"\(key_padding_mask=...\) must be \[2, 7\], got \[7, 2\]",
-        ),
-        (
-            lambda: nn.MultiheadAttention(E, H)(*inputs(), attn_mask=MASK.T),
-            r"\(attn_mask=...\) must be \[5, 7\] or \[6, 5, 7\], got \[7, 5\]",
-        ),
-        (
-            lambda: nn.MultiheadAttention(E, H)(*inputs(kdim=6)),
-            r"MultiheadAttention\(key\) must be 12 long in its last",
-        ),
-        (
-            lambda: nn.CrossAttention(E, num_heads=5),
-            r"CrossAttention\(dim=12, num_heads=5\): the heads must divide dim",
-        ),
-        (
-            lambda: nn.CrossAttention(E, 10, H)(torch.zeros(B, Q, E), torch.zeros(B, K, E)),
-            r"CrossAttention\(context\) must be \[batch, tokens, 10\], got \[2, 7, 12\]",
-        ),
-    ],
-)
-def test_mistakes_are_told(call: Any, message: str):
-    with pytest.raises(InputError, match=message):
-        call()
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_float_mask_of_a_half_precision_layer_hides_nothing_that_it_only_makes_small(dtype: torch.dtype):
     layer = nn.MultiheadAttention(16, 2, batch_first=True, stats="visible_keys").to(dtype)
@@ -251,6 +212,43 @@ def test_a_causal_bias_is_the_mask_of_its_triangle(module: str, alignment: str):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda x: nn.MultiheadAttention(E, H, temperature=0.0), r"FixedTemperature\(value\) must be above 0, got 0.0"),
+        (
+            lambda x: nn.MultiheadAttention(E, H, stats="entrop"),
+            r"MultiheadAttention\(stats=...\) does not know 'entrop'",
+        ),
+        (
+            lambda x: nn.MultiheadAttention(E, H, stats="all")(*inputs(), need_weights=True),
+            "returns statistics where torch's returns weights",
+        ),
+        (
+            lambda x: nn.MultiheadAttention(E, H)(*inputs(), key_padding_mask=PADDING.T),
+            r"\(key_padding_mask=...\) must be \[2, 7\], got \[7, 2\]",
+        ),
+        (
+            lambda x: nn.MultiheadAttention(E, H)(*inputs(), attn_mask=MASK.T),
+            r"\(attn_mask=...\) must be \[5, 7\] or \[6, 5, 7\], got \[7, 5\]",
+        ),
+        (
+            lambda x: nn.MultiheadAttention(E, H)(*inputs(kdim=6)),
+            r"MultiheadAttention\(key\) must be 12 long in its last",
+        ),
+        (
+            lambda x: nn.MultiheadAttention(E, H, normalizer="top-k"),
+            r"MultiheadAttention\(normalizer=\.\.\.\) must be one of",
+        ),
+        (
+            lambda x: nn.CrossAttention(E, num_heads=H, normalizer=torch.nn.Softmax(-1)),  # pyright: ignore[reportArgumentType]
+            r"CrossAttention\(normalizer=\.\.\.\) must be one of",
+        ),
+        (
+            lambda x: nn.CrossAttention(E, num_heads=5),
+            r"CrossAttention\(dim=12, num_heads=5\): the heads must divide dim",
+        ),
+        (
+            lambda x: nn.CrossAttention(E, 10, H)(torch.zeros(B, Q, E), torch.zeros(B, K, E)),
+            r"CrossAttention\(context\) must be \[batch, tokens, 10\], got \[2, 7, 12\]",
+        ),
         (
             lambda x: nn.MultiheadAttention(E, H, batch_first=True)(*x, attn_mask=causal_upper_left(Q, Q)),
             r"MultiheadAttention\(attn_mask=...\) is a CausalBias of \(5, 5\) \(queries, keys\); the call has \(5, 7\)",
@@ -272,6 +270,6 @@ def test_a_causal_bias_is_the_mask_of_its_triangle(module: str, alignment: str):
     ],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_masks_and_tensors_of_other_kinds_are_refused(call: Any, message: str):
+def test_mistakes_are_told(call: Any, message: str):
     with pytest.raises(InputError, match=message):
         call(inputs(batch_first=True))

@@ -85,13 +85,6 @@ def test_an_alpha_that_overshoots_stays_within_its_bounds_and_comes_back():
         module.zero_grad()
 
 
-def test_layers_refuse_what_is_no_normalizer():
-    with pytest.raises(InputError, match=r"MultiheadAttention\(normalizer=\.\.\.\) must be one of"):
-        nn.MultiheadAttention(16, 2, normalizer="top-k")
-    with pytest.raises(InputError, match=r"CrossAttention\(normalizer=\.\.\.\) must be one of"):
-        nn.CrossAttention(16, normalizer=torch.nn.Softmax(-1))  # pyright: ignore[reportArgumentType]
-
-
 def test_cross_attention_attends_by_its_map_and_learns_it():
     layer = nn.CrossAttention(16, 12, 2, normalizer=nn.Entmax(1.4, learned=True), stats=("support_size", "mass"))
     output, stats = layer(torch.randn(2, 5, 16), torch.randn(2, 9, 12))
