@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from research.early_warning import costs, run_file
+from research.early_warning import costs, detectors, run_file
 from research.early_warning.cases import courses, judge_files, noise_floor
 from research.early_warning.default_alarms import first_alarms
-from research.early_warning.detectors import DETECTORS, entropy, gradient_norm, largest_logit, loss, rank
+from research.early_warning.detectors import DETECTORS
 from research.early_warning.encoder import EncoderConfig
 from research.early_warning.faults import Fault
 from research.early_warning.grid import SEEDS, Trial
@@ -88,13 +88,10 @@ def test_the_limit_is_the_largest_score_of_healthy_runs_and_lets_so_many_ring():
     assert recall_at(made, "early", 0) == (20, 40)
 
 
-def test_a_ring_before_the_fault_is_the_twins_and_no_hit():
+def test_a_ring_before_the_fault_is_the_twins_and_only_scores_that_are_known_ring():
     case = Case("x", 0, {"one": Course(STEPS, np.where(STEPS < 20, 9.0, 0.0))}, "a", since=20, hurt=True)
     assert ring(case, {"one": 5.0}) is None
     assert case.courses["one"].ring(5.0) == 0
-
-
-def test_scores_that_are_not_known_never_ring_and_those_that_are_no_number_do():
     assert Course(STEPS[:3], np.array([np.nan, np.nan, np.inf])).ring(1e9) == 10
     assert Course(STEPS[:2], np.array([np.nan, np.nan])).peak() == -np.inf
 
@@ -144,23 +141,23 @@ def test_intervals_are_those_of_clopper_and_pearson(hits: int, total: int, expec
 def test_scores_of_detectors_rise_where_their_signal_does():
     quiet = 2 + 0.1 * np.sin(np.arange(80, dtype=np.float32))
     jumps = np.where(np.arange(80) == 70, 6, quiet).astype(np.float32)
-    for one, name in ((loss.DETECTOR, "loss"), (gradient_norm.DETECTOR, "gradient_norm")):
+    for one, name in ((detectors.LOSS, "loss"), (detectors.GRADIENT_NORM, "gradient_norm")):
         scores = one.score({name: jumps})
         assert np.isnan(scores[:50]).all()
         assert int(np.nanargmax(scores)) == 70
-    assert gradient_norm.score({"gradient_norm": jumps})[70] == pytest.approx(3, rel=0.05)
-    assert loss.score({"loss": np.append(quiet, np.nan).astype(np.float32)})[80] == np.inf
+    assert detectors.gradient_norm({"gradient_norm": jumps})[70] == pytest.approx(3, rel=0.05)
+    assert detectors.loss_deviations({"loss": np.append(quiet, np.nan).astype(np.float32)})[80] == np.inf
     doubling = np.full((20, 1, 2), 60, np.float32)
     doubling[:, 0, 1] = 60 * 2.0 ** np.maximum(0, np.arange(20) - 5)
-    fast = largest_logit.growth({"max_logit": doubling})
+    fast = detectors.logit_growth({"max_logit": doubling})
     assert (fast[3:6] == 0).all()
     assert fast[-1] == pytest.approx(1 / 5)  # doublings a step: readings are 5 steps apart
     falls = np.ones((10, 1, 2), np.float32)
     falls[7:, 0, 0] = 0.1
-    assert entropy.fall({"normalized_entropy": falls})[-1] == pytest.approx(-0.1)
-    assert entropy.spread({"normalized_entropy": falls})[-1] == pytest.approx(0.45)
+    assert detectors.entropy_fall({"normalized_entropy": falls})[-1] == pytest.approx(-0.1)
+    assert detectors.entropy_spread({"normalized_entropy": falls})[-1] == pytest.approx(0.45)
     ranks = {"output_rank": np.array([[8, 4], [8, 2]], np.float32), "head_rank": np.ones((2, 2, 2), np.float32)}
-    assert rank.score(ranks).tolist() == [-2, -1]
+    assert detectors.rank_loss(ranks).tolist() == [-2, -1]
 
 
 def made_files(folder: Path, *, broken: bool = False) -> list[Trial]:
@@ -257,18 +254,19 @@ def test_costs_are_of_each_detector_and_the_loss_is_there(monkeypatch: pytest.Mo
 
 
 def test_runs_that_broke_did_hurt_and_have_no_excess(tmp_path: Path):
-    trials = made_files(tmp_path, broken=True)
-    runs = {row[0]: row for row in shown(tmp_path, trials).table("the runs").rows}
+    runs = {row[0]: row for row in shown(tmp_path, made_files(tmp_path, broken=True)).table("the runs").rows}
     assert runs["scale"][2:] == (10, 10, None)
 
 
-def test_a_configuration_without_five_healthy_runs_is_not_judged(tmp_path: Path):
+def test_a_configuration_without_five_healthy_runs_is_not_judged_and_files_of_other_plans_are_left_out(tmp_path: Path):
     trials = made_files(tmp_path)
-    (tmp_path / run_file.file_name(trials[0], corpus())).unlink()
-    files = [run_file.read(path) for path in tmp_path.glob("*.npz")]
-    assert {one.document["run"]["rate"] for one in judge_files(files)} == {3e-3}
-    result = early_warning.results(trials, tmp_path, quick=False, workers=1, corpus=corpus(), at_most=0)
-    assert (len(result["runs"]), result["planned"]) == (19, 20)
+    first, *rest = (tmp_path / run_file.file_name(one, corpus()) for one in trials)
+    assert {one.document["run"]["rate"] for one in judge_files(map(run_file.read, rest))} == {3e-3}
+    first.unlink()
+    for planned, count in ((trials, len(rest)), (trials[1:5], 4)):
+        result = early_warning.results(planned, tmp_path, quick=False, workers=1, corpus=corpus(), at_most=0)
+        assert (len(result["runs"]), result["planned"]) == (count, len(planned))
+    assert [row["fault"] is None for row in result["runs"]].count(True) == 2
 
 
 def test_a_difference_within_the_noise_of_seeds_does_not_hurt():
@@ -323,10 +321,3 @@ def test_a_remedy_is_held_against_the_run_unchanged_and_the_noise_floor(tmp_path
     rows = early_warning.experiment(content).table(title).rows
     assert [row[:3] for row in rows] == [("roll-back", "hurt", 3), ("QKClip", "without harm", 3)]
     assert table.see.startswith("6 branches of 3 faulty runs")
-
-
-def test_files_of_other_plans_are_left_out(tmp_path: Path):
-    trials = made_files(tmp_path)
-    result = early_warning.results(trials[:4], tmp_path, quick=False, workers=1, corpus=corpus(), at_most=0)
-    assert len(result["runs"]) == result["planned"] == 4
-    assert [row["fault"] is None for row in result["runs"]].count(True) == 2
