@@ -52,30 +52,19 @@ def test_scaled_queries_are_those_of_scores_divided_by_a_temperature_per_head_an
     assert torch.equal(layer.attention.q_proj(x).unflatten(-1, (2, 8)), plain)
 
 
-def test_calibration_lowers_the_loss_it_sees_and_a_temperature_per_head_lowers_it_more(
+def test_calibration_finds_the_least_loss_of_a_grid_and_a_temperature_per_head_a_lower_one(
     model: ByteModel, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lengthened, "EVALUATIONS", 30)
     ids = text(8)
-    factors = {per: 1 / calibrate(model, ids, per=per)[..., None].expand(-1, -1, 64) for per in ("model", "head")}
-    losses = {per: torch.tensor(judge(model, ids, each)["losses"]).mean().item() for per, each in factors.items()}
-    plain = torch.tensor(judge(model, ids, torch.ones(2, 2, 64))["losses"]).mean().item()
-    assert factors["model"].unique().numel() == 1
-    assert factors["head"].unique().numel() == 4
-    assert losses["head"] < losses["model"] < plain
 
+    def loss(factors: torch.Tensor) -> float:
+        return torch.tensor(judge(model, ids, factors.expand(2, 2, 64))["losses"]).mean().item()
 
-def test_one_calibrated_temperature_is_where_a_grid_has_its_least_loss(
-    model: ByteModel, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(lengthened, "EVALUATIONS", 30)
-    ids = text(4)
-    found = calibrate(model, ids, per="model")[0, 0].item()
-
-    def loss(temperature: float) -> float:
-        return torch.tensor(judge(model, ids, torch.full((2, 2, 64), 1 / temperature))["losses"]).mean().item()
-
-    assert loss(found) <= min(loss(found * factor) for factor in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)) + 1e-6
+    one, each = (calibrate(model, ids, per=per)[..., None] for per in ("model", "head"))
+    assert (one.unique().numel(), each.unique().numel()) == (1, 4)
+    assert loss(1 / each) < loss(1 / one) < loss(torch.ones(1))
+    assert loss(1 / one) <= min(loss(1 / (one * factor)) for factor in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)) + 1e-6
 
 
 def test_matched_entropies_are_those_of_windows_of_the_trained_length(
@@ -132,28 +121,24 @@ def test_a_bootstrap_interval_holds_the_mean_and_shrinks_with_more_windows():
     assert interval([2.0] * 5) == (2.0, 2.0)
 
 
-def way(losses: list[float], temperature: float | None = None) -> dict[str, Any]:
-    temperatures = None if temperature is None else [[temperature, 2 * temperature]]
-    return {"losses": losses, "by_place": [2.5, 2.6], "temperatures": temperatures, "entropy_nats": 3.0}
+def test_gains_are_paired_and_runs_that_are_missing_are_counted():
+    """``test_command.py`` holds the other tables against the page."""
 
+    def way(*losses: float) -> dict[str, Any]:
+        return {"losses": losses, "by_place": [2.5, 2.6], "temperatures": None, "entropy_nats": 3.0}
 
-def test_gains_are_paired_and_what_an_interval_leaves_out_is_named():
     ways = {
-        PLAIN: way([2.0, 3.0, 4.0], 1.0), "better": way([1.9, 2.8, 3.9], 0.7), "worse": way([2.1, 3.1, 4.2]),
-        "either": way([1.0, 3.0, 5.0]),
-    }  # fmt: skip
-    runs = [
-        {"run": {"seed": seed, "config": {"context": 128}}, "record": {"at_home": 2.1, "ways": ways}} for seed in (0, 1)
-    ]
-    found = experiment({"planned": 2, "runs": runs})
-    table = found.tables[0]
+        PLAIN: way(2.0, 3.0, 4.0),
+        "better": way(1.9, 2.8, 3.9),
+        "worse": way(2.1, 3.1, 4.2),
+        "either": way(1, 3, 5),
+    }
+    run = {"run": {"seed": 0, "config": {"context": 128}}, "record": {"at_home": 2.1, "ways": ways}}
+    table = experiment({"planned": 2, "runs": [run]}).tables[0]
     assert rows(table)[0] == (PLAIN, 3.0, None, None, None, 3.0)
     assert rows(table)[1][:3] == ("better", 2.867, 0.1333)
     assert "interval that leaves 0 out: better; worse: worse." in table.see
-    assert table.see.endswith("In windows of 128 bytes its loss is 2.100 nats.")
-    assert experiment({"planned": 3, "runs": runs}).tables[0].see.endswith("1 of the 3 runs are still to be done.")
-    assert table.title == "trained at 128 bytes, read at 256"
-    assert rows(found.tables[2]) == [("better", seed, 0.7, 1.4, 1.05) for seed in (0, 1)]
+    assert table.see.endswith("1 of the 2 runs are still to be done.")
 
 
 def test_the_plan_is_a_run_a_seed_without_positions():
