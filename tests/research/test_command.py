@@ -15,7 +15,7 @@ from research.early_warning.trial import measure_run
 from research.packed import pack, unpack
 
 from attemper.errors import InputError
-from attemper.lab import RESEARCH, read_results
+from attemper.lab import RESEARCH
 from attemper.lab.trained.summary import read_summary
 from research import EXPERIMENTS, RESULTS, TAKES, __main__, module_of
 from tests.support.small_runs import corpus, small
@@ -42,9 +42,13 @@ def test_without_a_name_they_are_listed_and_an_unknown_one_is_bad_usage(capsys: 
         __main__.main(["early-warnings"])
 
 
-def test_results_that_are_there_are_shown(capsys: pytest.CaptureFixture[str]):
-    assert __main__.main(["early-warning", "--results", str(RESULTS / "early-warning.json")]) == 0
-    assert "│ combination       │ 77 of 80 │" in capsys.readouterr().out
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_results_that_are_there_are_shown_as_on_their_page(script: ModuleType, name: str):
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    assert script.block(text) == f"\n```text\n{script.output(name)}\n```\n"
+
+
+def test_results_that_are_missing_are_an_error(capsys: pytest.CaptureFixture[str]):
     assert __main__.main(["length", "--results", str(RESULTS / "none.json")]) == 1
     assert capsys.readouterr().err.startswith("research: lab length: ")
 
@@ -117,39 +121,18 @@ def test_a_quick_run_trains_and_shows_its_tables(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.long("research")
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_page_shows_the_tables_and_the_figure_of_its_results(script: ModuleType, name: str):
-    pytest.importorskip("matplotlib")
-    assert script.differences(name) == []
-
-
-@pytest.mark.long("research")
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_page_names_its_command_its_results_and_where_they_were_measured(name: str):
+def test_a_page_shows_its_results_their_command_and_where_they_were_measured(script: ModuleType, name: str):
     text = (PAGES / f"{name}.md").read_text("utf-8")
     assert f"\n    python -m research {name} --workers 2\n" in text
-    assert f"](../../research/results/{name}.json)" in text
-    assert f"](../../research/results/{name}.zip)" in text
-    assert f"]({name}.png)" in text
+    for kept in (f"../../research/results/{name}.json", f"../../research/results/{name}.zip", f"{name}.png"):
+        assert f"]({kept})" in text
+    assert f"| [{name}]({name}.md)" in (PAGES / "README.md").read_text("utf-8")
     content = read_summary(RESULTS / f"{name}.json", name)
     for environment in content["environments"]:
         assert f"Python {environment['python']}, torch {environment['torch']}" in text
     assert f"{len(content['runs'])} of {content['planned']} runs" in text
-
-
-@pytest.mark.long("research")
-def test_the_first_page_lists_every_experiment():
-    listed = re.findall(r"^\| \[([\w-]+)\]\(([\w-]+)\.md\)", (PAGES / "README.md").read_text("utf-8"), re.MULTILINE)
-    assert [name for name, _ in listed] == [page for _, page in listed] == list(EXPERIMENTS)
-
-
-@pytest.mark.long("research")
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_results_that_were_cut_are_refused_by_what_is_missing(tmp_path: Path, name: str):
-    content = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-    kept = {key: content[key] for key in ("schema", "experiment")}
-    (tmp_path / "results.json").write_text(json.dumps(kept), encoding="utf-8")
-    with pytest.raises(InputError, match=rf"lab {name}: .* was cut or is of another version .*KeyError: '\w+'"):
-        read_results(module_of(name), tmp_path / "results.json")
+    pytest.importorskip("matplotlib")
+    assert script.differences(name) == []
 
 
 @pytest.mark.long("research")

@@ -91,11 +91,6 @@ def test_visible_keys_are_those_that_attention_computes_with_and_only_a_leak_mov
         assert bool(moved.any()) == (kind == "leak")
 
 
-def test_a_trial_is_read_from_its_document():
-    for one in (trial("leak"), trial(), encoded(Fault("jump", 8.0, 1))):
-        assert Trial.of(json.loads(json.dumps(plain(asdict(one))))) == one
-
-
 def test_a_loss_that_is_no_number_ends_the_run_and_is_said():
     broken = Trial(small(every=1), Fault("head", 1e30, STEP))
     values, signals = measure_run(broken, corpus())
@@ -123,14 +118,12 @@ def encoded(fault: Fault | None = None) -> Trial:
     return Trial(Run(rate=1e-4, steps=3, batch=2, every=1, config=ENCODER), fault)
 
 
-@pytest.mark.long("research")
 def test_the_encoder_is_that_of_transformers():
     model, tokenizer = encoder.loaded()
     ids = tokenizer("import asyncio  # a loop", return_tensors="pt").input_ids[:, :12]
     torch.testing.assert_close(Encoder(ENCODER).eval().states(ids), model(ids).last_hidden_state, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.long("research")
 @pytest.mark.parametrize("kind", ["scale", "shuffled", "head"])
 def test_a_fault_in_the_encoder_changes_nothing_before_its_step(kind: str):
     encoder.folder()
@@ -142,7 +135,6 @@ def test_a_fault_in_the_encoder_changes_nothing_before_its_step(kind: str):
     assert signals["update_norm"][1] != healthy["update_norm"][1]
 
 
-@pytest.mark.long("research")
 def test_pieces_have_marks_at_their_ends_and_draw_classes_alike():
     encoder.folder()
     found = pieces(12)
@@ -181,14 +173,11 @@ def test_measures_of_heads_are_those_of_the_package():
     assert found["disagreement"].min() > 0.05
 
 
-def test_the_effective_rank_counts_directions():
+def test_the_effective_rank_counts_directions_and_seven_bits_are_those_of_bfloat16():
     basis = torch.linalg.qr(torch.randn(50, 5)).Q
     torch.testing.assert_close(effective_rank(basis), torch.tensor(5.0, dtype=torch.float64))
     assert effective_rank(basis[:, :1] @ torch.ones(1, 5)) < 1.001
     torch.testing.assert_close(spectral_entropy(torch.tensor([2.0, 2.0, 0.0])).exp(), torch.tensor(2.0))
-
-
-def test_rounding_to_seven_bits_is_that_of_bfloat16():
     x = 20 * torch.randn(1000)
     assert torch.equal(round_mantissa(x, 7), x.bfloat16().float())
 
@@ -205,44 +194,20 @@ def test_every_faulty_run_of_the_plan_has_its_twin_in_the_plan_before_it():
     assert first is not None
     assert draw(first.kind, trials[5].run) == first, "another drawing of the same fault"
     assert [one.of_encoder for one in trials] == [False] * 381 + [True] * 10
+    assert [Trial.of(json.loads(json.dumps(plain(asdict(one))))) for one in trials] == trials
 
 
-def test_a_file_holds_a_run_with_eleven_significant_bits(tmp_path: Path):
+def test_a_file_holds_a_run_with_eleven_significant_bits_and_a_damaged_one_is_told_with_its_name(tmp_path: Path):
     signals = {"loss": np.array([1 / 3, np.nan, np.inf, -2e-30, 4096 + 1], np.float32), "heads": np.ones((2, 2, 3))}
-    run_file.write(
-        tmp_path / "a.npz", run_file.identity(trial(), corpus()), {"held_out": None, "diverged_at": 3}, signals
-    )
-    found = run_file.read(tmp_path / "a.npz")
-    assert found.about["diverged_at"] == 3
-    assert found.about["trial"]["fault"] is None
+    path = tmp_path / "a.npz"
+    run_file.write(path, run_file.identity(trial(), corpus()), {"held_out": None, "diverged_at": 3}, signals)
+    found = run_file.read(path)
+    assert (found.about["diverged_at"], found.about["trial"]["fault"]) == (3, None)
     assert found.signals["heads"].shape == (2, 2, 3)
     np.testing.assert_allclose(found.signals["loss"], signals["loss"], rtol=2**-11)
-
-
-def test_a_damaged_file_is_told_with_its_name(tmp_path: Path):
-    path = tmp_path / "broken.npz"
     path.write_bytes(b"PK\3\4 not an archive")
-    with pytest.raises(InputError, match=r"broken.npz' is no file of a run: .* Delete it, and call the command again"):
+    with pytest.raises(InputError, match=r"a.npz' is no file of a run: .* Delete it, and call the command again"):
         run_file.read(path)
-
-
-def test_a_queue_that_was_stopped_trains_what_is_missing_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    trials = [trial(seed=seed) for seed in (0, 1, 2)]
-    trained: list[int] = []
-
-    def stopped(one: Trial, text: object) -> Any:
-        if one.run.seed == 1 and trained == [0]:
-            raise KeyboardInterrupt
-        trained.append(one.run.seed)
-        return {"held_out": 1.0}, {"loss": np.zeros(2, np.float32)}
-
-    monkeypatch.setattr(early_warning, "measure_run", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        early_warning.train(trials, tmp_path, workers=1, corpus=corpus())
-    trained.append(-1)
-    paths = early_warning.train(trials, tmp_path, workers=1, corpus=corpus())
-    assert trained == [0, -1, 1, 2]
-    assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 
 def test_two_processes_write_the_bits_of_one(tmp_path: Path):

@@ -20,7 +20,7 @@ from research.early_warning.optimizers import OPTIMIZERS, SCHEDULES, OtherRun, o
 from research.early_warning.run_file import RunFile
 from research.shipped_alarms import plan
 from research.shipped_alarms.long_runs import Optimizers, Together, measure_together
-from research.shipped_alarms.parts import ENCODER, GRID, LONG, UNSEEN, WATCHED
+from research.shipped_alarms.parts import LONG, UNSEEN, WATCHED
 from research.shipped_alarms.resampled import resampled
 from research.shipped_alarms.results import peak
 from research.shipped_alarms.tables import experiment
@@ -38,9 +38,7 @@ from research.shipped_alarms.watched import measure_watched
 
 from attemper.lab.corpus import drawn_windows
 from attemper.lab.model import ByteConfig, ByteModel
-from attemper.lab.trained.runs import plain
 from attemper.lab.trained.training import adamw
-from attemper.readings.alarms import ALARMS
 from attemper.readings.judge import Judge
 from research import shipped_alarms
 from tests.support.small_runs import corpus, small
@@ -143,64 +141,6 @@ def test_resampled_noise_has_the_increments_of_the_run_and_no_trend():
     known = {round(float(one), 3) for one in np.diff(signals["normalized_entropy"][:, 0, 0])}
     increments = np.diff(drawn["normalized_entropy"][:200, 0, 0])
     assert np.mean([round(float(one), 3) in known for one in increments]) > 0.5
-
-
-def row(part: str, fault: Fault | None = None, hurt: bool | None = None, **alarms: int) -> dict[str, Any]:
-    found = dict.fromkeys(("5", "10", "50"), alarms)
-    made: dict[str, Any] = {"part": part, "configuration": 0, "half": 0, "seed": 0, "steps": 600, "alarms": found}
-    made |= {"optimizer": "SGD", "held_out": 2.0, "fault": fault and plain(vars(fault))}
-    if fault is None:
-        return made | {"begun": {every: dict.fromkeys(alarms, 1) for every in ("1", *found)}}
-    return made | {"hurt": hurt, "excess": 0.5, "told": 150, "peak": 120}
-
-
-def made_content() -> dict[str, Any]:
-    jump, leak = Fault("jump", 30.0, 100), Fault("leak", 3.0, 100)
-    rows = [
-        *(row(GRID) for _ in range(3)),
-        row(GRID, loss_spike=40),
-        row(GRID, jump, True, loss_spike=103, logits=130),
-        row(GRID, jump, True, logits=121),
-        row(GRID, leak, True, drift=120),
-        row(GRID, leak, False, loss_spike=110),
-        row(ENCODER),
-        row(UNSEEN),
-        row(UNSEEN, jump, True, logit_growth=105),
-    ]
-    run = plain({"optimizer": "SGD", "schedule": "linear", "config": vars(CONFIG), "batch": 2, "rate": 0.1})
-    long = row(LONG) | {"steps": 20_000, "begun": {"1": {"falling": 2}, "5": {}, "10": {}}}
-    return {
-        "limits": {kind.name: [kind.severity, kind.limit] for kind in ALARMS},
-        "configurations": {UNSEEN: [run], LONG: [run]},
-        "resampled": [{"seed": 0, "steps": 100_000, "begun": {"loss_spike": 1, "drift": 4}}],
-        "runs": [*rows, long],
-    }
-
-
-def test_tables_count_what_is_found_and_what_one_alarm_alone_finds():
-    result = experiment(made_content())
-    together = {(told, every): cells for told, every, *cells in result.table("all warnings together").rows}
-    assert together["the benchmark", 5][0] == "2 of 3"
-    assert together["the benchmark", 5][2:4] == ["1 of 2", "1 of 4"], "one comes a step behind the peak"
-    kinds = {kind: cells for kind, *cells in result.table("each alarm by itself").rows}
-    assert kinds["loss_spike"] == ["warning", "1 of 5", "1 of 1", "1 of 3", 0, 1, "1 of 1", 47]
-    assert kinds["logits"][3:6] == ["2 of 3", 1, 0]
-    assert kinds["drift"][3:6] == ["1 of 3", None, None]
-    missed = result.table("faults that hurt and raise no warning").rows
-    assert missed == (("the benchmark", "leak", 3.0, 100, 0.5, "drift"),)
-    table = result.table("abrupt rises of the learning rate that hurt: how soon they are told")
-    abrupt = {tuple(cells[:3]): cells[3:] for cells in table.rows}
-    assert abrupt["the benchmark and the encoder", "any", 5] == (2, 2, 2, 3, 5, "1 of 2")
-    assert abrupt["the benchmark and the encoder", "heads", 5] == (2, 2, 1, 6, 7, "0 of 2")
-
-
-def test_false_alarms_are_counted_by_100_000_steps():
-    table = experiment(made_content()).table("false alarms in 100,000 healthy steps")
-    found = {(told, every, kind): cells for told, every, kind, *cells in table.rows}
-    assert found["healthy runs of 600 steps", 5, "all warnings"][:3] == [3600, 1, 27.8]
-    assert found["long healthy runs", 1, "falling"] == [20_000, 2, 10.0, "1.2 to 36"]
-    assert found["long healthy runs", 5, "all warnings"][:2] == [20_000, 0]
-    assert found["long runs, resampled", 1, "all warnings"][:2] == [100_000, 1], "a notice is no warning"
 
 
 # --- with --long ---
