@@ -60,8 +60,10 @@ def test_a_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytes
             call()
 
 
-def test_a_place_where_no_file_can_be_written_is_told_with_the_reason(tmp_path: Path):
-    pytest.importorskip("matplotlib")
+def test_a_place_where_no_picture_can_be_written_is_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    figure = pytest.importorskip("matplotlib.figure").Figure
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(
         InputError, match=r"no picture can be written to '.*/no/a\.png': there is no folder '.*/no'\. Name"
@@ -69,17 +71,12 @@ def test_a_place_where_no_file_can_be_written_is_told_with_the_reason(tmp_path: 
         draw(DRAWN, tmp_path / "no" / "a.png")
     with pytest.raises(InputError, match="it is a folder or a device, not a file"):
         draw(DRAWN, tmp_path / "folder.png")
-
-
-def test_a_write_protected_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(InputError, match="it is write-protected"):
-        check_picture(tmp_path / "a.png")
-
-
-def test_a_disk_that_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    figure = pytest.importorskip("matplotlib.figure").Figure
+    with pytest.raises(InputError, match="experiment made has no chart to draw"):
+        draw(replace(DRAWN, charts=()), tmp_path / "a.png")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda *_: False)
+        with pytest.raises(InputError, match="it is write-protected"):
+            check_picture(tmp_path / "a.png")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -87,8 +84,3 @@ def test_a_disk_that_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(figure, "savefig", full)
     with pytest.raises(InputError, match="No space left on device"):
         draw(DRAWN, tmp_path / "a.png")
-
-
-def test_an_experiment_without_charts_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="experiment made has no chart to draw"):
-        draw(replace(DRAWN, charts=()), tmp_path / "a.png")

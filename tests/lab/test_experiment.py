@@ -17,17 +17,10 @@ CHART = Chart("curve", Axis("x"), Axis("y", "log"), (Series("s", (1.0, 2.0), (ma
 EXPERIMENT = Experiment("made", "what is it?", 3, (TABLE,), (CHART,))
 
 
-def test_a_heading_carries_its_unit():
-    assert [column.heading for column in TABLE.columns] == ["n [keys]", "name"]
-
-
-def test_a_column_is_found_by_name_or_the_names_are_told():
+def test_a_table_and_a_column_are_found_by_name_or_the_names_are_told():
     assert TABLE.column("name") == ("a", None)
     with pytest.raises(InputError, match=r"table 'numbers' has no column 'm'\. Columns: n, name"):
         TABLE.column("m")
-
-
-def test_a_table_is_found_by_title_or_the_titles_are_told():
     assert EXPERIMENT.table("numbers") is TABLE
     with pytest.raises(InputError, match=r"experiment made has no table 'x'\. Tables: numbers"):
         EXPERIMENT.table("x")

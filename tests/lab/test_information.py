@@ -40,30 +40,6 @@ def result():
         return information.information()
 
 
-@pytest.mark.slow("takes many seconds")
-def test_two_runs_give_the_same_records_and_another_seed_others(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(information, "MODEL_TEMPERATURES", (0.25, 1.0))
-    monkeypatch.setattr(information, "WINDOWS", 2)
-    result, again, other = (information.information(seed=seed) for seed in (0, 0, 1))
-    assert again.to_dict() == result.to_dict()
-    assert other.table(RATES).column("random") != result.table(RATES).column("random")
-    assert other.table(RATES).column("shared key") != result.table(RATES).column("shared key")
-    assert other.table(_bounds(other)).rows != result.table(_bounds(result)).rows
-    assert not any(part.measured for part in (*result.tables, *result.charts))
-
-
-def _bounds(result) -> str:
-    return result.tables[-1].title
-
-
-@pytest.mark.slow("takes seconds")
-def test_no_generator_of_the_process_moves():
-    before = torch.get_rng_state()
-    random_curves(0)
-    gibbs(0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 # Rates
 
 

@@ -109,9 +109,6 @@ def test_a_page_leaves_out_the_tables_and_rows_that_are_listed_and_says_how_many
         script.shortened("scaling", printed)
     with pytest.raises(ValueError, match="scaling prints no table with the title 'a table'"):
         script.shortened("scaling", "scaling: why?\n\nanother\n3 4")
-
-
-def test_a_page_without_its_marks_is_refused(script: ModuleType):
     with pytest.raises(ValueError, match="a page needs one <!-- output: begin -->"):
         script.block("nothing")
 

@@ -72,14 +72,10 @@ def test_the_first_steps_go_towards_the_target(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow("takes many seconds")
-def test_the_articles_numbers_stand_beside_ours(result):
+def test_the_articles_optimizer_stays_away_and_the_other_arrives(result):
     table = result.table("alpha = 0.2 beside what the article prints")
     assert [f"{table.column(name)[0]:.3f}" for name in ("mean H", "mean |H - alpha|")] == ["0.194", "0.033"]
     assert len(table.rows) == 1 + len(lab.OPTIMIZERS)
-
-
-@pytest.mark.slow("takes many seconds")
-def test_the_articles_optimizer_stays_away_and_the_other_arrives(result):
     table = result.table("after 1,000 steps, 8 draws of each")
     away = dict(zip(zip(table.column("alpha"), table.column("optimizer"), strict=True),
                     table.column("mean |H - alpha|"), strict=True))  # fmt: skip

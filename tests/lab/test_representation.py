@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from attemper import attention_statistics
 from attemper.errors import InputError
@@ -35,34 +34,26 @@ def model() -> ByteModel:
     return load().double()
 
 
-def computed(seed: int = 0) -> Experiment:
+@pytest.fixture(scope="module")
+def short() -> Experiment:
     """Four temperatures and two windows: the same code in a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(representation, "TEMPERATURES", (0.25, 1.0, 2.0, 8.0))
         patch.setattr(representation, "shipped_text", lambda: shipped_text()[: 2 * 256 + 1])
-        return representation.representation(seed=seed)
-
-
-@pytest.fixture(scope="module")
-def short() -> Experiment:
-    return computed()
+        return representation.representation()
 
 
 # The measures
 
 
-def test_the_effective_rank_counts_equal_directions():
+def test_the_effective_rank_counts_equal_directions_and_of_unequal_ones_lies_between():
     for rank in (1, 3, 8):
         vectors = torch.zeros(20, 8, dtype=torch.float64)
         vectors[:rank, :rank] = 5 * torch.eye(rank)
         turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64)).Q
         assert effective_rank(vectors @ turn).item() == pytest.approx(rank, rel=1e-12)
-
-
-def test_the_effective_rank_of_unequal_directions_lies_between():
-    vectors = torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))
     want = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
-    assert effective_rank(vectors).item() == pytest.approx(want, rel=1e-14)
+    assert effective_rank(torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))).item() == pytest.approx(want)
 
 
 def test_the_mean_cosine_is_that_of_all_pairs():
@@ -74,16 +65,13 @@ def test_the_mean_cosine_is_that_of_all_pairs():
     assert mean_cosine(torch.tensor([[1.0, 0.0], [-2.0, 0.0]])).item() == -1
 
 
-def test_the_calibration_error_by_hand():
+def test_the_calibration_error_by_hand_and_confidence_at_the_edges_in_the_outer_bins():
     confidence = torch.tensor([0.9, 0.95, 0.3, 0.3, 0.05], dtype=torch.float64)
     hits = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     rows = reliability(confidence, hits, bins=10)
     assert [count for *_, count in rows] == [1, 2, 1, 1]
     want = (0.05 + 2 * abs(0.3 - 0.5) + abs(0.9 - 1) + 0.95) / 5
     assert calibration_error(confidence, hits, bins=10) == pytest.approx(want, rel=1e-12)
-
-
-def test_confidence_at_the_edges_falls_into_the_first_and_the_last_bin():
     rows = reliability(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]), bins=15)
     assert rows == [(0.0, 0.0, 1), (1.0, 1.0, 1)]
 
@@ -120,12 +108,6 @@ def test_a_tempered_model_attends_at_that_temperature_in_every_layer(model: Byte
     want = attention_statistics(own_q, own_k, is_causal=True, temperature=temperature).entropy
     # The rotation rounds to float32.
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
-    for layer, (one, two) in enumerate(zip(_queries(changed), _queries(model), strict=True)):
-        assert torch.equal(one, two / temperature), layer
-
-
-def _queries(model: ByteModel) -> list[Tensor]:
-    return [tensor for name, tensor in model.state_dict().items() if name.endswith("q_proj.weight")]
 
 
 def test_tempering_leaves_the_model_and_everything_but_queries_as_they_are(model: ByteModel):
@@ -133,7 +115,7 @@ def test_tempering_leaves_the_model_and_everything_but_queries_as_they_are(model
     changed = tempered_copy(model, 2.0).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-        assert torch.equal(changed[name], tensor) is not name.endswith("q_proj.weight"), name
+        assert torch.equal(changed[name], tensor / 2 if name.endswith("q_proj.weight") else tensor), name
 
 
 def test_a_model_whose_queries_are_normalised_cannot_be_tempered_so():
@@ -169,16 +151,6 @@ OUTPUTS = "attention outputs over temperature, mean of the layers"
 PREDICTIONS = "predictions of the next byte"
 RANKS, COSINES = "effective rank of each layer, directions", "mean cosine of each layer"
 CLAIMS = "what is said of temperature, and this model"
-
-
-@pytest.mark.slow("computes the experiment twice")
-def test_nothing_is_drawn_so_that_seeds_agree_and_no_generator_moves(short: Experiment):
-    before = torch.get_rng_state()
-    other = computed(seed=1)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert (short.seed, other.seed) == (0, 1)
-    assert short.to_dict() | {"seed": 1} == other.to_dict()
-    assert not any(part.measured for part in (*short.tables, *short.charts))
 
 
 def test_sentences_and_verdicts_follow_from_the_numbers(short: Experiment):

@@ -96,13 +96,11 @@ def test_a_number_of_workers_that_is_none_is_refused(tmp_path: Path, workers: An
         records([], tmp_path, workers=workers)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path):
-    (tmp_path / "file").write_text("")
+def test_a_folder_that_cannot_be_made_or_written_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "out").write_text("")
     with pytest.raises(InputError, match=r"no results can be kept in .*Name a folder with --out"):
-        records([small()], tmp_path / "file" / "out", job=counted, workers=1, corpus=corpus())
-
-
-def test_a_folder_that_is_write_protected_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        done(tmp_path, [small()])
+    (tmp_path / "out").unlink()
     monkeypatch.setattr(runs.os, "access", lambda *_: False)
     with pytest.raises(InputError, match=r"is write-protected\. Name another one with --out"):
-        records([small()], tmp_path, job=counted, workers=1, corpus=corpus())
+        done(tmp_path, [small()])

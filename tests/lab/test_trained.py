@@ -19,39 +19,33 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "lab"
 
 
-@pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_page_shows_the_tables_and_the_figure_of_its_results(script: ModuleType, name: str):
-    pytest.importorskip("matplotlib")
-    assert script.differences(name) == []
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_page_names_its_command_its_results_and_where_they_were_measured(name: str):
+def test_a_page_shows_its_results_their_command_and_where_they_were_measured(script: ModuleType, name: str):
     text = (PAGES / f"{name}.md").read_text("utf-8")
     assert f"\n    attemper lab {name} --workers 2\n" in text
     assert f"](results/{name}.json)" in text
     assert f"]({name}.png)" in text
+    assert script.block(text) == f"\n```text\n{script.output(name)}\n```\n"
+    kept = (PAGES / "results" / f"{name}.json").read_text("utf-8")
+    assert len(kept) < 250_000
+    assert not re.search(r"/(home|root|tmp|work|Users)/", kept)
     content = read_summary(PAGES / "results" / f"{name}.json", name)
     for environment in content["environments"]:
         assert f"Python {environment['python']}, torch {environment['torch']}" in text
     assert f"{len(content['runs'])} of {content['planned']} runs" in text
 
 
+@pytest.mark.slow("draws pictures")
 @pytest.mark.parametrize("name", TRAINED)
-def test_results_are_small_and_hold_no_place_of_a_machine(name: str):
-    text = (PAGES / "results" / f"{name}.json").read_text("utf-8")
-    assert len(text) < 250_000
-    assert not re.search(r"/(home|root|tmp|work|Users)/", text)
+def test_a_figure_is_that_of_its_results(script: ModuleType, name: str):
+    pytest.importorskip("matplotlib")
+    assert script.differences(name) == []
 
 
-def test_experiments_that_train_are_not_those_that_run_in_seconds():
+def test_a_name_of_the_other_kind_lists_the_right_ones(tmp_path: Path):
     assert not set(TRAINED) & set(EXPERIMENTS)
     with pytest.raises(InputError, match=r"lab collapse: it trains models. Take attemper.lab.train\('collapse', out"):
         lab.run("collapse")
-
-
-def test_an_unknown_name_lists_those_that_train(tmp_path: Path):
     for call in (lambda: train("scaling", out=tmp_path), lambda: read_results("scaling", tmp_path / "x")):
         with pytest.raises(InputError, match=r"lab experiment that trains must be one of 'collapse'"):
             call()

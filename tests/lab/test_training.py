@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import attemper
 from attemper.errors import InputError
 from attemper.lab.model import Attention
 from attemper.lab.trained import interventions, training
@@ -66,36 +67,15 @@ def test_a_run_learns_and_gives_the_same_bits_again():
 
 
 def test_measured_logits_and_entropies_are_those_of_the_batch_that_was_trained_on():
-    run = small()
-    state, _ = start(run)
+    run = small(steps=1)
     batch = training.drawn_windows(corpus().training, run.batch, 17, 1)[:, :-1]
-    layer: Any = state.model.blocks[0]
-    with torch.no_grad():
-        x = layer.attention_norm(state.model.embedding(batch))
-        rotation = training_rotation(16)
-        query, key = (
-            rotated(projection(x).unflatten(-1, (2, 8)).transpose(1, 2).double(), *rotation)
-            for projection in (layer.attention.q_proj, layer.attention.k_proj)
-        )
-        scores = (query @ key.mT / math.sqrt(8)).masked_fill(torch.ones(16, 16).triu(1).bool(), -math.inf)
-        p = scores.softmax(-1)
-        entropy = -torch.xlogy(p, p).sum(-1)[..., 1:] / torch.arange(2, 17).log()
-    record = trained(run.change(steps=1), corpus())
-    assert record["curve"]["entropies"][0][0] == pytest.approx(entropy.mean().item(), abs=1e-5)
-    assert record["curve"]["max_logits"][0] >= scores.max().item() - 1e-5
-
-
-def training_rotation(length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    from attemper.lab.model import rotary
-
-    cos, sin = rotary(length, 8, torch.device("cpu"))
-    return cos.double(), sin.double()
-
-
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Of this test: pairs (i, i + 4) as complex numbers."""
-    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos, sin)
-    return torch.cat((turned.real, turned.imag), dim=-1)
+    sites = attemper.scan(start(run)[0].model, [batch]).sites
+    curve = trained(run, corpus())["curve"]
+    heads = [[head.normalized_entropy or 0.0 for head in site.heads] for site in sites]
+    assert curve["entropies"] == [[pytest.approx(sum(layer) / 2, abs=1e-5) for layer in heads]]
+    assert curve["max_logits"] == [
+        pytest.approx(max(head.max_logit or 0.0 for s in sites for head in s.heads), rel=1e-5)
+    ]
 
 
 @cache
