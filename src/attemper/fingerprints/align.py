@@ -12,7 +12,7 @@ import numpy as np
 from attemper.errors import InputError
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.record import Fingerprint
-from attemper.fingerprints.site import ModelOutput, SiteFingerprint
+from attemper.fingerprints.site import OF_HEADS, ModelOutput, SiteFingerprint
 from attemper.text import clean, clean_name, count
 
 _BY_ROW = ("residual", "input", "attended", "change", "grams")
@@ -152,16 +152,8 @@ def _heads(site: SiteFingerprint, heads: list[int]) -> SiteFingerprint:
     groups = list(dict.fromkeys(read))
     whole = len(heads) * site.kv_heads == len(groups) * site.heads
     keys = [site.key_numbers.index(group) for group in (groups if whole else read)]
-    return replace(
-        site,
-        kv_heads=site.kv_heads if whole else site.heads,
-        kept_heads=tuple(heads),
-        query=site.query[chosen],
-        key=site.key[keys],
-        **{name: getattr(site, name)[chosen] for name in ("raw", "final", "output", "recomputed", "tiled")},
-        counts={name: part[chosen] for name, part in site.counts.items()},
-        statistics={name: part[chosen] for name, part in site.statistics.items()},
-    )
+    kv_heads = site.kv_heads if whole else site.heads
+    return site.of_heads(chosen, site.key[keys], kv_heads=kv_heads, kept_heads=tuple(heads))
 
 
 def _rows(site: SiteFingerprint, chosen: np.ndarray) -> SiteFingerprint:
@@ -170,7 +162,7 @@ def _rows(site: SiteFingerprint, chosen: np.ndarray) -> SiteFingerprint:
     return replace(
         site,
         **{name: getattr(site, name)[chosen] for name in ("rows", "pair_keys", *_BY_ROW)},
-        **{name: getattr(site, name)[:, chosen] for name in ("raw", "final", "output", "recomputed", "tiled")},
+        **{name: getattr(site, name)[:, chosen] for name in OF_HEADS},
         counts={name: part[:, chosen] for name, part in site.counts.items()},
         statistics={name: part[:, chosen] for name, part in site.statistics.items()},
     )

@@ -67,14 +67,7 @@ def in_order(pair: SitePair) -> SitePair:
         return pair
     if not any(level < CANCELLED[name] * _head_level(pair) for name, level in _levels(pair).items()):
         return pair
-    names = ("query", "raw", "final", "output", "recomputed", "tiled")
-    turned = replace(
-        pair.b,
-        **{name: getattr(pair.b, name)[order] for name in names},
-        key=np.repeat(pair.b.key, len(order) // len(pair.b.key), 0)[order],
-        counts={name: part[order] for name, part in pair.b.counts.items()},
-        statistics={name: part[order] for name, part in pair.b.statistics.items()},
-    )
+    turned = pair.b.of_heads(order, np.repeat(pair.b.key, len(order) // len(pair.b.key), 0)[order])
     return SitePair(pair.number, pair.a, turned, tuple(order.tolist()))
 
 

@@ -18,11 +18,11 @@ from attemper.fingerprints.advice import ADVICE, advice
 from attemper.fingerprints.align import align, other_padding, outputs_of
 from attemper.fingerprints.causes import masking, outputs, rotary, scores, vectors, weights
 from attemper.fingerprints.explanation import FirstDifference, Remark, Runs
-from attemper.fingerprints.finding import ACCEPTED, REPRODUCED, Finding, in_words, slope
+from attemper.fingerprints.finding import ACCEPTED, REPRODUCED, Finding, slope
 from attemper.fingerprints.levels import levels
 from attemper.fingerprints.pair import SitePair, sketch_difference
 from attemper.fingerprints.record import Fingerprint
-from attemper.fingerprints.rounding import MARGIN
+from attemper.fingerprints.site import MARGIN
 from attemper.text import clean_name, count
 
 OWN: tuple[Callable[[SitePair], list[Finding]], ...] = (
@@ -308,9 +308,7 @@ class _Walk:
         if best is not None:
             return best
         marked = np.maximum(times[0], times[2]) > 1
-        heads = pair.heads(marked) if marked.any() else None
-        found = Finding("weights", "q and k", 1.0, None, heads, in_words(heads) + vectors.apart(pair))
-        return self._by_weights(pair, found)
+        return self._by_weights(pair, vectors.apart(pair, pair.heads(marked) if marked.any() else None))
 
     def _scores(self, pair: SitePair) -> Finding | None:
         """Attention whose queries were not seen: scores alone."""
@@ -337,39 +335,22 @@ class _Walk:
         if found.kind in ("input", "values", "head_order") and not equivalence.is_known(pair):
             words = "; one file does not say whether other weights take it back: take both fingerprints again"
             found = replace(found, message=found.message + words)
-        if not found.own:
-            return FirstDifference.of(pair, found, None, len(self.pairs), also)
-        return FirstDifference.of(pair, found, self._sites_with(found.kind), len(self.pairs), also)
-
-    def _sites_with(self, kind: str) -> int:
-        """How many sites show a kind by themselves."""
-        return sum(any(one.kind == kind for one in own) for own in self.own)
+        sites = sum(any(one.kind == found.kind for one in own) for own in self.own) if found.own else None
+        return FirstDifference.of(pair, found, sites, len(self.pairs), also)
 
     def _also(self, pair: SitePair, found: Finding) -> tuple[Remark, ...]:
         """Findings of another kind that no difference before them can have made; each kind once."""
-        seen: dict[str, Remark] = {}
-        own_site = clean_name(pair.a.name)
-        for one in self._second if found.stage == "q and k" else ():
-            seen[one.kind] = Remark(one.kind, own_site, one.stage, None, one.message)
-        for other, own in zip(self.pairs, self.own, strict=True):
-            for one in own:
-                if one.kind not in (found.kind, "scores") and one.kind not in seen:
-                    seen[one.kind] = Remark(one.kind, clean_name(other.a.name), one.stage, one.value, one.message)
-        return (*seen.values(), *self._transforms())
-
-    def _transforms(self) -> tuple[Remark, ...]:
-        """What differs without effect; each transform once."""
-        seen: dict[str, Remark] = {}
-        for other, one in self._equivalent:
-            seen.setdefault(one.kind, Remark(one.kind, clean_name(other.a.name), one.stage, one.value, one.message))
-        return tuple(seen.values())
+        second = self._second if found.stage == "q and k" else ()
+        of_sites = ((other, one) for other, own in zip(self.pairs, self.own, strict=True) for one in own)
+        others = ((other, one) for other, one in of_sites if one.kind not in (found.kind, "scores"))
+        return (*_remarks([*((pair, one) for one in second), *others]), *_remarks(self._equivalent))
 
     def _without_cause(self, rounded: list[SitePair]) -> FirstDifference:
         """No stage of any site is beyond rounding, or what is has no effect."""
         level = self._level
         if rounded and len(self._equivalent) == 1:
             found = replace(self._equivalent[0][1], kind="rounding")
-            return FirstDifference.of(rounded[0], found, len(rounded), len(self.pairs), self._transforms())
+            return FirstDifference.of(rounded[0], found, len(rounded), len(self.pairs), _remarks(self._equivalent))
         if self._equivalent:
             first = self._equivalent[0][0]
             found = min(
@@ -379,7 +360,7 @@ class _Walk:
             words = f"the same function in other weights, and what the model gives {said}"
             found = Finding("equivalent", found.stage, 0.0, message=words)
             sites = len({other.number for other, _ in self._equivalent})
-            return FirstDifference.of(first, found, sites, len(self.pairs), self._transforms())
+            return FirstDifference.of(first, found, sites, len(self.pairs), _remarks(self._equivalent))
         unseen = f"; what the models give {UNSEEN}" if level is None else ""
         same = self._output is None or not self._output.any()
         if same and all(pair.identical for pair in self.pairs):
@@ -394,6 +375,14 @@ class _Walk:
             words = f"this stage differs by {times:.2g} of what rounding may explain: too little to name a cause"
             return FirstDifference.of(pair, Finding("too_small", stage, 1.0, message=words), None, len(self.pairs), ())
         return FirstDifference.plain("rounding", f"they differ by no more than rounding explains{unseen}")
+
+
+def _remarks(found: Iterable[tuple[SitePair, Finding]]) -> tuple[Remark, ...]:
+    """What else was found, or differs without effect; each kind once."""
+    seen: dict[str, Remark] = {}
+    for pair, one in found:
+        seen.setdefault(one.kind, Remark(one.kind, clean_name(pair.a.name), one.stage, one.value, one.message))
+    return tuple(seen.values())
 
 
 def _earliest(own: list[Finding]) -> Finding | None:

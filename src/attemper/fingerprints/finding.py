@@ -8,7 +8,7 @@ import numpy as np
 
 from attemper.fingerprints import floor
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.rounding import MARGIN
+from attemper.fingerprints.site import MARGIN
 
 ACCEPTED = 0.25
 """A cause explains a difference only if it leaves at most so much of its square."""
@@ -36,6 +36,8 @@ class Finding:
     """Whether it makes run b of run a, up to rounding."""
     advice: str = ""
     """What to do, if it is not what its kind says."""
+    parts: tuple[str, ...] = ()
+    """Which of queries and keys differ, where that is all that is known of them."""
 
     @property
     def left(self) -> str:

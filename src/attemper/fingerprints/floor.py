@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attemper.fingerprints.pair import SitePair, sketch_difference
-from attemper.fingerprints.rounding import MARGIN, ROUNDING
+from attemper.fingerprints.site import MARGIN, ROUNDING
 
 EDGE = 0.7
 """From so many times what rounding explains on, a stage is near its edge."""

@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attemper.fingerprints.rounding import ROUNDING
-from attemper.fingerprints.site import GRAMS, SiteFingerprint, scaled_products
+from attemper.fingerprints.site import GRAMS, ROUNDING, SiteFingerprint, scaled_products
 
 TRIMMED = 0.15
 """Share of rows, the worst, that a level leaves out: routers of experts flip on a few tokens."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,11 @@ SIDE = 6
 ROWS = 32
 """Rows that are kept, by default."""
 
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-23}
+"""Largest relative error of rounding once, by ``dtype`` of a site. What is kept of float64 is float32."""
+MARGIN = 2.0
+"""A stage of two sites is beyond rounding if its level is so many times the expected one."""
+
 COUNTS = ("visible_keys", "first_visible", "last_visible", "argmax")
 """Exact whole numbers of a row. Keys are counted by token: padding before a sequence is below 0, behind it from its
 length on. -1 and 0 of a row that sees nothing.
@@ -37,6 +42,8 @@ STATISTICS = (
     *("q_norm", "k_norm", "multiplier"),
 )
 """Numbers of a row: of its scores under their own softmax; ``lse`` with a sink; ``multiplier`` is scale / T."""
+OF_HEADS = ("raw", "final", "output", "recomputed", "tiled")
+"""Fields that begin with heads and rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +131,18 @@ class SiteFingerprint:
     def key_numbers(self) -> tuple[int, ...]:
         return key_numbers(self.numbers, self.heads, self.kv_heads)
 
+    def of_heads(self, chosen: Sequence[int] | np.ndarray, key: np.ndarray, **facts: Any) -> SiteFingerprint:
+        """The same with these of its heads in this order, their keys, and other ``facts``."""
+        return replace(
+            self,
+            query=self.query[chosen],
+            key=key,
+            **{name: getattr(self, name)[chosen] for name in OF_HEADS},
+            counts={name: part[chosen] for name, part in self.counts.items()},
+            statistics={name: part[chosen] for name, part in self.statistics.items()},
+            **facts,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class ModelOutput:
@@ -179,11 +198,6 @@ def keys_of_row(place: int, length: int) -> list[int]:
     return [*near, *((number * (length - 1)) // last if length else -1 for number in range(FIXED_KEYS))]
 
 
-def vector_rows(length: int) -> list[int]:
-    """Places of a sequence whose queries and keys are kept."""
-    return [place for place in VECTOR_ROWS if place < length]
-
-
 @lru_cache(maxsize=64)
 def projection(width: int) -> np.ndarray:
     """[width, PROJECTIONS] of +1 and -1, the same everywhere: the mean square of a vector's projections is about its
@@ -217,9 +231,3 @@ def scaled_products(raw: np.ndarray, multiplier: np.ndarray, softcap: float | No
 
     product = multiplier.astype(np.float64)[..., None] * raw
     return softcap * np.tanh(product / softcap) if softcap else product
-
-
-def join_rows(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    import numpy as np
-
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 
-from attemper.fingerprints.rounding import MARGIN, ROUNDING
+from attemper.fingerprints.site import MARGIN, ROUNDING
 from attemper.readings.reading import HeadReading, Reading, SiteReading
 from attemper.statistics import SHOWN_BY_NAME, STATISTIC_OF
 

@@ -7,8 +7,7 @@ import numpy as np
 from attemper.fingerprints import floor
 from attemper.fingerprints.finding import Finding, in_words
 from attemper.fingerprints.pair import SitePair, level_of_rows, sketch_difference
-from attemper.fingerprints.rounding import ROUNDING
-from attemper.fingerprints.site import SiteFingerprint
+from attemper.fingerprints.site import ROUNDING, SiteFingerprint
 
 STAGE = "head output"
 INSIDE = 16.0

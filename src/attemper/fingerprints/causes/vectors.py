@@ -12,8 +12,7 @@ from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, pl
 from attemper.fingerprints.causes.scores import log_length
 from attemper.fingerprints.finding import REPRODUCED, Finding, Prediction, in_words, short, slope
 from attemper.fingerprints.pair import SitePair
-from attemper.fingerprints.rounding import MARGIN
-from attemper.fingerprints.site import PAIRS
+from attemper.fingerprints.site import MARGIN, PAIRS
 
 STAGE = "q and k"
 
@@ -150,9 +149,9 @@ def other_projection(pair: SitePair) -> Iterator[Finding]:
             yield Prediction("not_loaded", made, made, f"in run {name} {words}").finding(one)
 
 
-def apart(pair: SitePair) -> str:
-    """What is known of queries and keys that no cause makes of one another."""
-    limit, said = MARGIN * floor.vectors(pair), []
+def apart(pair: SitePair, heads: tuple[int, ...] | None) -> Finding:
+    """Queries and keys that no cause makes of one another, and what is known of them."""
+    limit, said = MARGIN * floor.vectors(pair), {}
     parts = ("queries", pair.query, pair.query_level), ("keys", pair.key, pair.key_level)
     for name, (a, b), level in parts:
         if (marked := level > limit).any():
@@ -160,9 +159,10 @@ def apart(pair: SitePair) -> str:
             sizes = np.linalg.norm(a), np.linalg.norm(b)
             like = float((a * b).sum() / max(sizes[0] * sizes[1], 1e-300))
             words = f"{name} differ by {level.max():.2g} of their size (correlation {like:.2f}"
-            said.append(f"{words}, {short(float(sizes[1] / max(sizes[0], 1e-300)))} times as long in run b)")
-    words = "; ".join(said) or "products of queries and keys differ"
-    return f"{words}, by no rule that is known"
+            said[name] = f"{words}, {short(float(sizes[1] / max(sizes[0], 1e-300)))} times as long in run b)"
+    words = "; ".join(said.values()) or "products of queries and keys differ"
+    words = f"{in_words(heads)}{words}, by no rule that is known"
+    return Finding("weights", STAGE, 1.0, None, heads, words, parts=tuple(said))
 
 
 def bias(pair: SitePair) -> Iterator[Finding]:

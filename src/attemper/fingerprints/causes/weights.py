@@ -40,8 +40,7 @@ def differing(pair: SitePair) -> Marks:
 def advice_on_one(pair: SitePair, found: Finding) -> str:
     """What to do about the one weight that differs, by no rule that is known; nothing if it does not explain it all."""
     names = [*differing(pair)]
-    both = "queries differ" in found.message and "keys differ" in found.message
-    if found.kind not in ("weights", "values") or len(names) != 1 or both:
+    if found.kind not in ("weights", "values") or len(names) != 1 or len(found.parts) > 1:
         return ""
     text = ADVICE["weights named" if found.heads is None or len(found.heads) > 1 else "weights named head"]
     return text.format(name=names[0].partition(" [")[0], place=clean_name(pair.a.name), head=(found.heads or (0,))[0])

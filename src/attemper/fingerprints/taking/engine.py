@@ -89,16 +89,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 _DIMENSIONS = {
-    "q": 4,
-    "k": 4,
-    "v": 4,
-    "out": 4,
-    "scores": 4,
-    "mask": 4,
-    "real": 2,
-    "token_ids": 2,
-    "input": 3,
-    "residual": 3,
+    **dict.fromkeys(("q", "k", "v", "out", "scores", "mask"), 4),
+    **dict.fromkeys(("input", "residual"), 3),
+    **dict.fromkeys(("real", "token_ids"), 2),
 }
 
 
@@ -142,8 +135,7 @@ def _site(
         raise InputError(f"{name}: real is {list(real.shape)}, expected [sequences, tokens] of q.")
     real = None if real is None else real.bool()
     kind = "self" if query.shape[2] == key.shape[2] else "cross"
-    states = [tensors.get(part) for part in ("value", "out", "input", "residual")]
-    states[0] = tensors.get("v")
+    states = [tensors.get(part) for part in ("v", "out", "input", "residual")]
     seen = SeenAttention(problem, kind, real, real if kind == "self" else None, *states)
     angles = tensors.get("inv_freq")
     told = None if angles is None else tuple(angles.double().tolist())

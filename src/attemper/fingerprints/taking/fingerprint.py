@@ -18,7 +18,7 @@ from attemper.checks import index_of, whole_number
 from attemper.errors import InputError
 from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.record import Fingerprint
-from attemper.fingerprints.site import ROWS, ModelOutput, SiteFingerprint, chosen_sequences, join_rows
+from attemper.fingerprints.site import ROWS, ModelOutput, SiteFingerprint, chosen_sequences
 from attemper.fingerprints.taking.rows import SeenAttention, sketch_of
 from attemper.fingerprints.taking.site import CallRows, SiteRows
 from attemper.fingerprints.taking.weights import grid_of, weights_of
@@ -97,7 +97,7 @@ def fingerprint(
     hashed = _hash(listed)
     about = {key: part for key, part in provenance(model, date_of(time.time())).items() if part is not None}
     about["given"] = _hash(listed, whole=True)
-    return Fingerprint(name or title(model), hashed, lengths, sites, skipped, about, collector.output())
+    return Fingerprint(name or title(model), hashed, lengths, sites, skipped, about, join_outputs(collector.outputs))
 
 
 def check_heads(where: str, heads: Iterable[int] | None) -> tuple[int, ...] | None:
@@ -130,7 +130,7 @@ class FingerprintCollector(Collector):
         """By the identity of a call's ``places``; what is kept is no longer than its rows."""
         self._chosen: dict[int, CallRows] = {}
         """By number of tokens."""
-        self._outputs: list[ModelOutput | None] = []
+        self.outputs: list[ModelOutput | None] = []
 
     def begin(self) -> None:
         super().begin()
@@ -173,7 +173,7 @@ class FingerprintCollector(Collector):
                 self._add_rows(seen.name, *self._kept[id(seen.places)][1:])
         self._kept.clear()
         if any(call.rows for call in self._chosen.values()):
-            self._outputs.append(output_of(self.hidden.output, self._chosen))
+            self.outputs.append(output_of(self.hidden.output, self._chosen))
         self.hidden.output = None
 
     def _add_rows(self, name: str, rows: CallRows, precision: str, block: nn.Module) -> None:
@@ -192,10 +192,6 @@ class FingerprintCollector(Collector):
     def fingerprints(self) -> tuple[SiteFingerprint, ...]:
         """What was kept, a site each, in the order in which they ran."""
         return tuple(s.fingerprint() for s in self.found.values() if s.rows and self.withdrawn(s.name) is None)
-
-    def output(self) -> ModelOutput | None:
-        """What the model gave; None where it gave no numbers, or batches gave some of different shapes."""
-        return join_outputs(self._outputs)
 
 
 @dataclass(eq=False)
@@ -327,7 +323,7 @@ def join_outputs(parts: Sequence[ModelOutput | None]) -> ModelOutput | None:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or len({(part.name, part.width) for part in known}) != 1:
         return None
-    arrays = (join_rows([getattr(part, name) for part in known], 0) for name in ("rows", "sketch"))
+    arrays = (np.concatenate([getattr(part, name) for part in known]) for name in ("rows", "sketch"))
     return ModelOutput(known[0].name, known[0].width, *arrays)
 
 

@@ -19,6 +19,7 @@ from attemper.fingerprints.causes.outputs import mismatch
 from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.site import (
     COUNTS,
+    OF_HEADS,
     PAIRS,
     PROJECTIONS,
     STATISTICS,
@@ -27,7 +28,6 @@ from attemper.fingerprints.site import (
     final_scores,
     keys_of_row,
     projection,
-    vector_rows,
 )
 
 _LARGEST = 2**23
@@ -74,7 +74,7 @@ class Rows:
         return replace(
             self,
             **{name: getattr(self, name)[:, chosen] for name in ("counts", "statistics")},
-            **{name: getattr(self, name)[chosen] for name in ("raw", "final", "output", "recomputed", "tiled")},
+            **{name: getattr(self, name)[chosen] for name in OF_HEADS},
         )
 
 
@@ -225,7 +225,7 @@ def vectors_of(seen: SeenAttention) -> tuple[np.ndarray, np.ndarray]:
     found = []
     for part, real in ((problem.query, seen.real_queries), (problem.key, seen.real_keys)):
         places = places_of(real, 0, part.shape[2])
-        index = torch.tensor([places[place] for place in vector_rows(len(places))], device=part.device)
+        index = torch.tensor([places[place] for place in VECTOR_ROWS if place < len(places)], device=part.device)
         found.append(_numbers(part[0].index_select(1, index.to(torch.int64))))
     return found[0], found[1]
 

@@ -16,11 +16,11 @@ from attemper.fingerprints.site import (
     ANCHORS,
     COUNTS,
     GRAMS,
+    OF_HEADS,
     PROJECTIONS,
     STATISTICS,
     SiteFingerprint,
     chosen_heads,
-    join_rows,
     key_numbers,
 )
 from attemper.fingerprints.taking.rows import (
@@ -159,7 +159,7 @@ class SiteRows:
         """All rows as one record."""
 
         def all_of(name: str, axis: int) -> Any:
-            return join_rows([getattr(rows, name) for rows in self.rows], axis)
+            return np.concatenate([getattr(rows, name) for rows in self.rows], axis)
 
         return SiteFingerprint(
             name=self.name,
@@ -168,9 +168,9 @@ class SiteRows:
             **self.facts,
             keys=self.keys,
             **{name: all_of(name, 0) for name in ("rows", "pair_keys")},
-            **{name: join_rows(self.sketches[name], 0) for name in _STATES},
-            grams=np.stack([join_rows(self.sketches[name + " grams"], 0) for name in GRAMS], 1),
-            **{name: all_of(name, 1) for name in ("raw", "final", "output", "recomputed", "tiled")},
+            **{name: np.concatenate(self.sketches[name]) for name in _STATES},
+            grams=np.stack([np.concatenate(self.sketches[name + " grams"]) for name in GRAMS], 1),
+            **{name: all_of(name, 1) for name in OF_HEADS},
             counts=dict(zip(COUNTS, all_of("counts", 2), strict=True)),
             statistics=dict(zip(STATISTICS, all_of("statistics", 2), strict=True)),
             query=self.query,
