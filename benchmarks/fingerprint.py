@@ -30,7 +30,7 @@ import minilm
 import torch
 
 import attemper
-from attemper.lab.representation import shipped_text
+from attemper.lab.model import shipped_text
 from attemper.monitor.checked_model import computed_on
 
 

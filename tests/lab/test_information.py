@@ -12,8 +12,8 @@ from torch import Tensor
 from attemper.functional import dense_weights, entropy, entropy_of, mutual_information
 from attemper.lab import information
 from attemper.lab.information import GIBBS, TEMPERATURES, gibbs, model_at, random_curves, read
-from attemper.lab.model import bits_per_byte, load
-from attemper.lab.representation import direction, shipped_text
+from attemper.lab.model import SeenCalls, bits_per_byte, load, shipped_text
+from attemper.lab.representation import direction
 from tests.lab.printed import rows
 from tests.support.experiments import Run
 
@@ -86,7 +86,7 @@ def test_the_rate_of_random_rows_is_that_of_a_short_loop():
 def test_the_scores_are_those_that_the_model_attends_with(model, heads):
     """Weights on the common keys, renormalised, from the model's own causal attention."""
     ids = shipped_text()[:256][None]
-    with torch.no_grad(), information._Calls() as seen:
+    with torch.no_grad(), SeenCalls() as seen:
         model(ids)
     query, key, _ = seen.calls[2]
     weights = dense_weights(query, key, is_causal=True)[0, :, 128:, :128]
@@ -96,7 +96,7 @@ def test_the_scores_are_those_that_the_model_attends_with(model, heads):
 
 def test_information_of_causal_rows_is_that_of_their_dense_weights(model, heads):
     ids = shipped_text()[: 256 * information.WINDOWS].view(-1, 256)
-    with torch.no_grad(), information._Calls() as seen:
+    with torch.no_grad(), SeenCalls() as seen:
         model(ids)
     p: Tensor = dense_weights(*seen.calls[1][:2], is_causal=True)
     want = (entropy_of(p.mean(2)) - entropy_of(p).mean(2)).mean(0)

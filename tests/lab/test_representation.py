@@ -12,8 +12,7 @@ from attemper import attention_statistics
 from attemper.errors import InputError
 from attemper.lab import representation
 from attemper.lab.experiment import Experiment
-from attemper.lab.information import _Calls
-from attemper.lab.model import ByteConfig, ByteModel, bits_per_byte, load, windows
+from attemper.lab.model import ByteConfig, ByteModel, SeenCalls, bits_per_byte, load, shipped_text, windows
 from attemper.lab.representation import (
     behaviour,
     calibration_error,
@@ -23,7 +22,6 @@ from attemper.lab.representation import (
     less,
     mean_cosine,
     reliability,
-    shipped_text,
     tempered_copy,
 )
 from tests.support.experiments import Run
@@ -96,10 +94,10 @@ def test_a_direction_in_words(values: list[float], words: str):
 @pytest.mark.parametrize("temperature", [0.5, 3.0, math.inf])
 def test_a_tempered_model_attends_at_that_temperature_in_every_layer(model: ByteModel, temperature: float):
     ids = windows(shipped_text(), 64)[:2]
-    with torch.no_grad(), _Calls() as own:
+    with torch.no_grad(), SeenCalls() as own:
         model(ids)
     changed = tempered_copy(model, temperature)
-    with torch.no_grad(), _Calls() as seen:
+    with torch.no_grad(), SeenCalls() as seen:
         changed(ids)
     (q, k, v), (own_q, own_k, own_v) = seen.calls[0], own.calls[0]
     assert torch.equal(k, own_k)

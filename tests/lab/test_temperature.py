@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 
+import attemper
 from attemper import schedules
 from attemper.functional import softmax
 from attemper.lab import temperature as lab
+from attemper.lab.model import load, shipped_text, windows
 from tests.articles.cases.document_000 import LAYERWISE, SCHEDULE
 from tests.articles.runner import run_of
 from tests.lab.printed import rows
@@ -124,12 +126,8 @@ def test_trained_heads_are_sharper_than_random_rows_at_every_advised_temperature
 
 def test_the_shares_of_the_shipped_model_are_those_of_a_scan():
     """At T = 1 they are what ``attemper.scan`` reads of the same windows."""
-    import attemper
-    from attemper.lab import model as shipped
-
-    model = shipped.load()
-    text = (shipped.WEIGHTS.parents[1] / "text.txt").read_text(encoding="utf-8")
-    windows = shipped.windows(shipped.encode(text), model.config.context)[:4]
-    heads = [head for site in attemper.scan(model, [windows]).sites for head in site.heads]
+    model = load()
+    read = windows(shipped_text(), model.config.context)[:4]
+    heads = [head for site in attemper.scan(model, [read]).sites for head in site.heads]
     want = sum(head.normalized_entropy or 0.0 for head in heads) / len(heads)
     assert lab._shipped_share(lab._projections(), 1.0) == pytest.approx(want, rel=1e-5)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.lab.representation import shipped_text
+from attemper.lab.model import shipped_text
 from tests.support import encoder
 
 TOKENS = 96

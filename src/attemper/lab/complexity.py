@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def complexity(*, seed: int = 0) -> Experiment:
         question="what does attention cost as the text grows, and which part of the cost can be avoided?",
         seed=seed,
         tables=(_usual_count(), _operations(), _bytes(), _times(times), _speeds(times, errors), _peaks(peaks)),
-        charts=(_operations_chart(), _bytes_chart(), _time_chart(times), *_peak_charts(peaks)),
+        charts=(*_counted_charts(), *_measured_charts(times, peaks)),
     )
 
 
@@ -310,46 +310,33 @@ def _peaks(peaks: dict[int, dict[str, float]] | None) -> Table:
     )
 
 
-LENGTH_AXIS = Axis("length n (tokens)", "log")
+def _over_lengths(title: str, y: Axis, curves: Mapping[str, Callable[[int], float]], *, measured: bool) -> Chart:
+    at = tuple(map(float, LENGTHS))
+    series = tuple(Series(name, at, tuple(float(curve(n)) for n in LENGTHS)) for name, curve in curves.items())
+    return Chart(title, Axis("length n (tokens)", "log"), y, series, measured=measured)
 
 
-def _operations_chart() -> Chart:
-    at = tuple(float(n) for n in LENGTHS)
-    parts = [operations(n, SIZE) for n in LENGTHS]
-    return Chart(
-        f"operations, counted, one head, d = {SIZE}",
-        LENGTH_AXIS,
-        Axis("operations (number)", "log"),
-        (
-            Series("each of the products", at, tuple(float(part.scores) for part in parts)),
-            Series("softmax", at, tuple(float(part.softmax) for part in parts)),
-        ),
-    )
+def _counted_charts() -> Iterator[Chart]:
+    done: dict[str, Callable[[int], float]] = {
+        "each of the products": lambda n: operations(n, SIZE).scores,
+        "softmax": lambda n: operations(n, SIZE).softmax,
+    }
+    moved: dict[str, Callable[[int], float]] = {
+        "eager": lambda n: bytes_eager(n, SIZE),
+        "blocked": lambda n: blocked_bytes(n, SIZE),
+    }
+    for title, y, curves in (
+        ("operations, counted", Axis("operations (number)", "log"), done),
+        ("bytes moved, counted", Axis("to and from memory (bytes)", "log"), moved),
+    ):
+        yield _over_lengths(f"{title}, one head, d = {SIZE}", y, curves, measured=False)
 
 
-def _bytes_chart() -> Chart:
-    at = tuple(float(n) for n in LENGTHS)
-    return Chart(
-        f"bytes moved, counted, one head, d = {SIZE}",
-        LENGTH_AXIS,
-        Axis("to and from memory (bytes)", "log"),
-        (
-            Series("eager", at, tuple(float(bytes_eager(n, SIZE)) for n in LENGTHS)),
-            Series("blocked", at, tuple(float(blocked_bytes(n, SIZE)) for n in LENGTHS)),
-        ),
-    )
-
-
-def _time_chart(times: dict[int, dict[str, float]]) -> Chart:
-    at = tuple(float(n) for n in LENGTHS)
-    series = tuple(Series(way, at, tuple(times[n][way] for n in LENGTHS)) for way in WAYS)
-    return Chart(f"time, {HEADS} heads", LENGTH_AXIS, Axis("forward pass (ms)", "log"), series, measured=True)
-
-
-def _peak_charts(peaks: dict[int, dict[str, float]] | None) -> tuple[Chart, ...]:
-    if peaks is None:
-        return ()
-    at = tuple(float(n) for n in LENGTHS)
-    series = tuple(Series(way, at, tuple(peaks[n][way] for n in LENGTHS)) for way in WAYS)
-    y = Axis("peak beyond inputs and output (MiB)")
-    return (Chart(f"memory, {HEADS} heads", LENGTH_AXIS, y, series, measured=True),)
+def _measured_charts(times: dict[int, dict[str, float]], peaks: dict[int, dict[str, float]] | None) -> Iterator[Chart]:
+    for title, y, found in (
+        ("time", Axis("forward pass (ms)", "log"), times),
+        ("memory", Axis("peak beyond inputs and output (MiB)"), peaks),
+    ):
+        if found is not None:
+            curves = {way: (lambda n, way=way, found=found: found[n][way]) for way in WAYS}
+            yield _over_lengths(f"{title}, {HEADS} heads", y, curves, measured=True)

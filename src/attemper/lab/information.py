@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from attemper.functional import (
     RateDistortion,
@@ -27,8 +24,8 @@ from attemper.functional import (
     softmax,
 )
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings, one_thread
-from attemper.lab.model import ByteModel, load, windows
-from attemper.lab.representation import direction, less, shipped_text, tempered_copy
+from attemper.lab.model import ByteModel, SeenCalls, load, shipped_text, windows
+from attemper.lab.representation import direction, less, tempered_copy
 
 TEMPERATURES = (0.05, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 4.0, 8.0, 16.0)
 TOKENS, SIZE = 256, 64
@@ -111,7 +108,7 @@ def head_curves(heads: Heads, number: int = 2) -> dict[str, RateDistortion]:
 def read(model: ByteModel) -> Heads:
     """The shipped model's heads on the first windows of the shipped text."""
     length = model.config.context
-    with torch.no_grad(), _Calls() as seen:
+    with torch.no_grad(), SeenCalls() as seen:
         model(windows(shipped_text(), length)[:WINDOWS])
     query, key, value = (torch.stack(parts) for parts in zip(*seen.calls, strict=True))
     half, scale = length // 2, 1 / math.sqrt(query.shape[-1])
@@ -146,7 +143,7 @@ def model_at(model: ByteModel, temperature: float) -> AtTemperature:
     """What attention tells, and how well the model predicts, when every score is divided by ``temperature``."""
     changed, length = tempered_copy(model, temperature), model.config.context
     read = windows(shipped_text(), length + 1, stride=length)[:WINDOWS]
-    with torch.no_grad(), _Calls() as seen:
+    with torch.no_grad(), SeenCalls() as seen:
         losses = -softmax(changed(read[:, :-1])).gather(-1, read[:, 1:, None])[..., 0].log2()
     half = length // 2
     scores = torch.stack([q[..., half:, :] @ k[..., :half, :].mT / math.sqrt(q.shape[-1]) for q, k, _ in seen.calls])
@@ -170,19 +167,6 @@ def gibbs(seed: int) -> list[tuple[float, ...]]:
         proven, told = (float(pac_bayes_bound(loss, cost, EXAMPLES, delta=DELTA)) for cost in (divergence, spread))
         rows.append((temperature, spread, divergence, loss, proven, told))
     return rows
-
-
-class _Calls(TorchFunctionMode):
-    """Keeps query, key and value of every attention that runs inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
-            self.calls.append(args[:3])
-        return func(*args, **(kwargs or {}))
 
 
 def _rates(curves: dict[str, RateDistortion]) -> Table:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attemper.checks import one_of
 from attemper.documents import parse_json
@@ -182,6 +185,12 @@ def encode(text: str) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.int64)
 
 
+@cache
+def shipped_text() -> Tensor:
+    """The bytes of the text that ships, which the model was not trained on."""
+    return encode(Path(__file__).with_name("text.txt").read_text(encoding="utf-8"))
+
+
 def windows(ids: Tensor, length: int, *, stride: int | None = None) -> Tensor:
     """Windows [w, length] of ``ids`` [n], ``stride`` bytes apart (None: side by side); a shorter rest is left out."""
     if len(ids) < length:
@@ -245,3 +254,16 @@ def load(path: Path = WEIGHTS) -> ByteModel:
             "or write the file with attemper.lab.model.save."
         ) from error
     return model.eval()
+
+
+class SeenCalls(TorchFunctionMode):
+    """Keeps query, key and value of every attention that runs inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self.calls.append(args[:3])
+        return func(*args, **(kwargs or {}))

@@ -10,9 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,7 @@ from attemper.checks import positive_number
 from attemper.errors import InputError
 from attemper.functional import entropy_of, softmax
 from attemper.lab.experiment import Axis, Chart, Column, Experiment, Series, Table, headings, one_thread
-from attemper.lab.model import Attention, ByteModel, encode, load, windows
+from attemper.lab.model import Attention, ByteModel, load, shipped_text, windows
 from attemper.monitor.scan import scan
 
 TEMPERATURES = (0.25, 0.5, 0.7, 1.0, 1.2, 1.5, 2.0, 4.0, 8.0)
@@ -75,14 +73,17 @@ def representation(*, seed: int = 0) -> Experiment:
         question="what does temperature do to what a trained model's attention puts out, and to its predictions?",
         seed=seed,
         tables=(_outputs(found), *_layers(found), _predictions(found), _claims(found)),
-        charts=(_rank_chart(found), _cosine_chart(found), _loss_chart(found), _calibration_chart(found)),
+        charts=(
+            _over_temperature(
+                "attention outputs: effective rank", "effective rank (directions)", _by_layer(found, "ranks")
+            ),
+            _over_temperature(
+                "attention outputs: cosine", "mean pairwise cosine (no unit)", _by_layer(found, "cosines")
+            ),
+            _over_temperature("predictions of the next byte", "loss (bits per byte)", (_losses(found),)),
+            _calibration_chart(found),
+        ),
     )
-
-
-@cache
-def shipped_text() -> Tensor:
-    """The bytes of the text that ships, which the model was not trained on."""
-    return encode(Path(__file__).with_name("text.txt").read_text(encoding="utf-8"))
 
 
 def tempered_copy(model: ByteModel, temperature: float) -> ByteModel:
@@ -196,16 +197,14 @@ def _mean(values: Sequence[float | None]) -> float:
     return sum(known) / len(known)
 
 
-def _over_windows(values: Tensor) -> tuple[float, float]:
-    """Mean of [L, W] and its standard error over windows."""
-    each = values.mean(0)
+def _mean_and_error(each: Tensor) -> tuple[float, float]:
+    """Mean of [W] and its standard error over windows."""
     return float(each.mean()), float(each.std() / math.sqrt(len(each)))
 
 
 def difference(one: Tensor, other: Tensor) -> tuple[float, float]:
     """Mean of ``one - other`` [W] of the same windows, and its standard error."""
-    each = one - other
-    return float(each.mean()), float(each.std() / math.sqrt(len(each)))
+    return _mean_and_error(one - other)
 
 
 def less(one: Tensor, other: Tensor) -> str:
@@ -215,8 +214,8 @@ def less(one: Tensor, other: Tensor) -> str:
 
 
 def _outputs(found: list[Behaviour]) -> Table:
-    ranks = [_over_windows(one.ranks) for one in found]
-    cosines = [_over_windows(one.cosines) for one in found]
+    ranks = [_mean_and_error(one.ranks.mean(0)) for one in found]
+    cosines = [_mean_and_error(one.cosines.mean(0)) for one in found]
     entropies = [_mean(one.entropies) for one in found]
     rank, cosine = (direction([mean for mean, _ in values]) for values in (ranks, cosines))
     return Table(
@@ -367,20 +366,9 @@ def _by_layer(found: list[Behaviour], name: str) -> tuple[Series, ...]:
     )
 
 
-def _rank_chart(found: list[Behaviour]) -> Chart:
-    return _over_temperature(
-        "attention outputs: effective rank", "effective rank (directions)", _by_layer(found, "ranks")
-    )
-
-
-def _cosine_chart(found: list[Behaviour]) -> Chart:
-    return _over_temperature("attention outputs: cosine", "mean pairwise cosine (no unit)", _by_layer(found, "cosines"))
-
-
-def _loss_chart(found: list[Behaviour]) -> Chart:
-    losses = [_over_windows(one.losses.mean(1)[None]) for one in found]
-    series = Series("loss", TEMPERATURES, tuple(mean for mean, _ in losses), errors=tuple(error for _, error in losses))
-    return _over_temperature("predictions of the next byte", "loss (bits per byte)", (series,))
+def _losses(found: list[Behaviour]) -> Series:
+    losses = [_mean_and_error(one.losses.mean(1)) for one in found]
+    return Series("loss", TEMPERATURES, tuple(mean for mean, _ in losses), errors=tuple(error for _, error in losses))
 
 
 def _calibration_chart(found: list[Behaviour]) -> Chart:

@@ -14,6 +14,7 @@ from torch import Tensor
 from attemper import attention_statistics
 from attemper.functional import effective_tokens, entropy, entropy_slope, softmax
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings, one_thread
+from attemper.lab.model import SeenCalls, load, shipped_text, windows
 from attemper.schedules import layerwise, warmup_anneal
 
 TEMPERATURES = (0.01, 0.1, 0.5, 1.0, 2.0, 10.0, 100.0, math.inf)
@@ -102,15 +103,11 @@ def anneal(done: float) -> float:
     return warmup_anneal(START, END, warmup=WARMUP)(round(done * STEPS), STEPS)
 
 
-def _label(value: float) -> str:
-    return f"{value:g}"
-
-
 def _limits() -> Table:
     plain, tied = (torch.tensor(row, dtype=torch.float64) for row in (PLAIN, TIED))
     rows = tuple(
         (
-            _label(T),
+            f"{T:g}",
             *softmax(plain, temperature=T).tolist(),
             float(entropy(plain, temperature=T)),
             float(entropy(tied, temperature=T)),
@@ -236,33 +233,18 @@ def _advice(scores: Tensor) -> Table:
     )
 
 
-def _projections() -> list[tuple[Tensor, Tensor]]:
-    """Queries and keys [1, heads, N, D] of every layer of the shipped model over the text that ships."""
-    from attemper.lab import model as shipped
-
-    model = shipped.load()
-    text = (shipped.WEIGHTS.parents[1] / "text.txt").read_text(encoding="utf-8")
-    ids = shipped.windows(shipped.encode(text), model.config.context)[:4]
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def keep(layer: shipped.Attention, given: tuple[Tensor, tuple[Tensor, Tensor]]) -> None:
-        x, rotation = given
-        pair = layer.q_norm(layer._split(layer.q_proj(x))), layer.k_norm(layer._split(layer.k_proj(x)))
-        seen.append((shipped.rotate(pair[0], *rotation), shipped.rotate(pair[1], *rotation)))
-
-    layers = [part for part in model.modules() if isinstance(part, shipped.Attention)]
-    hooks = [layer.register_forward_pre_hook(keep) for layer in layers]
-    with torch.no_grad():
-        model(ids)
-    for hook in hooks:
-        hook.remove()
-    return seen
+def _projections() -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Queries, keys and values [windows, heads, N, D] of every layer of the shipped model over the text that ships."""
+    model = load()
+    with torch.no_grad(), SeenCalls() as seen:
+        model(windows(shipped_text(), model.config.context)[:4])
+    return seen.calls
 
 
-def _shipped_share(projected: list[tuple[Tensor, Tensor]], T: float) -> float:
+def _shipped_share(projected: list[tuple[Tensor, Tensor, Tensor]], T: float) -> float:
     """Mean normalised entropy over layers, heads and rows that see two keys at least."""
     total = 0.0
-    for query, key in projected:
+    for query, key, _ in projected:
         stats = attention_statistics(query, key, is_causal=True, temperature=T, stats=("normalized_entropy",))
         total += float(stats.per_head()["normalized_entropy"].mean.mean())
     return total / len(projected)

@@ -152,11 +152,7 @@ def _entropy_target(model: ByteModel, total_steps: int) -> Control:
     low, high = BAND
     target = EntropyTarget((low + high) / 2, coef=1.0, tolerance=(high - low) / 2, unit="normalized")
     penalty = regularize(model, target)
-
-    def step() -> None:
-        penalty.step()
-
-    return Control(attach=penalty.attach, step=step, close=penalty.remove)
+    return Control(attach=penalty.attach, step=penalty.step, close=penalty.remove)
 
 
 def _thermostat(model: ByteModel, total_steps: int) -> Control:
