@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from attemper.types import Calibration
-from tests.cli.test_cli import checkpoint, saved
 from tests.support import encoder
 from tests.support.command import Run, one_line
 
 tf = pytest.importorskip("transformers")
-__all__ = ["checkpoint", "saved"]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from attemper import compare
 from attemper.readings.reading import Reading
 from tests.report import readings
 from tests.support import encoder
-from tests.support.command import Run
+from tests.support.command import Run, bad_usage, one_line
 
 
 @pytest.fixture
@@ -110,23 +110,15 @@ def test_two_models_are_scanned_on_one_text_and_a_file_stands_beside_a_model(com
 )
 def test_bad_usage_ends_with_2(compared: Run, files, monkeypatch: pytest.MonkeyPatch, arguments: tuple, message: str):
     monkeypatch.chdir(files[0].parent)
-    code, out, err = compared(*arguments)
-    assert (code, out) == (2, "")
-    assert message in " ".join(err.split())
+    bad_usage(compared(*arguments), message)
 
 
 def test_a_file_that_is_not_there_or_no_scan_is_named_in_one_line(compared: Run, files, tmp_path: Path):
-    code, out, err = compared(files[0], tmp_path / "missing.json")
-    assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "Write one with `attemper scan MODEL --json > FILE.json`" in err
-    (tmp_path / "text.json").write_text("[1]")
-    code, out, err = compared(files[0], tmp_path / "text.json")
-    assert (code, out, err.count("\n")) == (1, "", 1)
-    assert f"{tmp_path / 'text.json'} is cut off, or nothing that attemper wrote" in err
-    (tmp_path / "text.json").write_text('{"schema": 2}')
-    code, out, err = compared(files[0], tmp_path / "text.json")
-    assert (code, out, err.count("\n")) == (1, "", 1)
-    assert f"{tmp_path / 'text.json'}: " in err
+    file, missing = tmp_path / "text.json", "Write one with `attemper scan MODEL --json > FILE.json`"
+    one_line(compared(files[0], tmp_path / "missing.json"), 1, missing)
+    for content, message in (("[1]", " is cut off, or nothing that attemper wrote"), ('{"schema": 2}', ": ")):
+        file.write_text(content)
+        one_line(compared(files[0], file), 1, f"{file}{message}")
 
 
 def test_the_content_of_a_file_says_what_it_is_and_not_its_name(compared: Run, files, tmp_path: Path):
@@ -136,8 +128,6 @@ def test_the_content_of_a_file_says_what_it_is_and_not_its_name(compared: Run, f
     assert "is not a fingerprint: --explain reads models and files of `attemper fingerprint`" in asked.err
     weights = tmp_path / "weights.safetensors"
     save_file({"w": torch.zeros(2)}, weights)
-    code, out, err = compared(one, weights)
-    assert (code, out, err.count("\n")) == (1, "", 1)
-    assert "weights.safetensors" in err
+    one_line(compared(one, weights), 1, "weights.safetensors")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert "is a GGUF file" in compared(one, tmp_path / "model.gguf")[2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import attemper
-from tests.support.command import Run
+from tests.support.command import Run, bad_usage, one_line
 from tests.support.engine_faults import FAULTS
 from tests.support.engine_models import tiny, tokens
 
@@ -27,21 +27,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return a, b
 
 
-def test_a_fault_is_named_and_the_exit_code_says_so(run: Run, pair: tuple[Path, Path]):
-    code, out, _ = run("compare", *pair, "--explain")
+def test_a_fault_is_named_also_on_a_page_and_the_exit_code_says_so(run: Run, pair: tuple[Path, Path], tmp_path: Path):
+    code, out, _ = run("compare", *pair, "--explain", "--html", tmp_path / "page.html")
     assert code == 3
+    assert "scores of run b are 0.5 times" in (tmp_path / "page.html").read_text("utf-8")
     assert out.startswith("scale at layers.1.self_attn, final score (1 of 2 sites): scores of run b are 0.5 times")
     code, out, _ = run("compare", *pair, "--explain", "--json")
     assert code == 3
     assert json.loads(out)["value"] == 0.5
     code, out, _ = run("compare", pair[0], pair[0], "--explain")
     assert (code, out.split(":")[0]) == (0, "none")
-
-
-def test_the_explanation_is_a_page(run: Run, pair: tuple[Path, Path], tmp_path: Path):
-    code, out, _ = run("compare", *pair, "--explain", "--html", tmp_path / "page.html")
-    assert (code, out.startswith("scale at layers.1")) == (3, True)
-    assert "scores of run b are 0.5 times" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_the_model_that_ships_is_kept_without_its_text(run: Run, tmp_path: Path):
@@ -65,23 +60,22 @@ def test_a_folder_of_an_engine_takes_the_place_of_a_model(run: Run, tmp_path: Pa
 
 
 def test_mistakes_are_told(run: Run, pair: tuple[Path, Path], tmp_path: Path):
-    code, _, err = run("fingerprint")
-    assert (code, "--out" in err) == (2, True)
-    code, _, err = run("fingerprint", "--out", tmp_path / "x.safetensors", "--heads", "0-3")
-    assert (code, "expected numbers: 0,4" in err) == (2, True)
-    code, _, err = run("fingerprint", "--from", tmp_path / "gone", "--out", tmp_path / "x.safetensors")
-    assert (code, "is not a folder" in err) == (1, True)
-    code, _, err = run("compare", *pair)
-    assert (code, "--explain` reads it" in err) == (1, True)
-    code, _, err = run("compare", *pair, "--explain", "--sort", "normalized_entropy")
-    assert (code, "head by head" in err) == (2, True)
-    code, _, err = run("compare", *pair, "--explain", "--html", tmp_path / "no folder" / "x.html")
-    assert (code, "no folder" in err) == (1, True)
-    code, _, err = run("compare", *pair, "--explain", "--text", tmp_path / "x.txt")
-    assert (code, "both A and B are fingerprints" in err) == (2, True)
-    (tmp_path / "cut.safetensors").write_bytes(pair[0].read_bytes()[:5000])
-    code, _, err = run("compare", pair[0], tmp_path / "cut.safetensors", "--explain")
-    assert (code, "cut.safetensors is cut off" in err) == (1, True)
+    a, out, cut = pair[0], tmp_path / "x.safetensors", tmp_path / "cut.safetensors"
+    cut.write_bytes(a.read_bytes()[:5000])
+    for arguments, message in (
+        (("fingerprint",), "--out"),
+        (("fingerprint", "--out", out, "--heads", "0-3"), "expected numbers: 0,4"),
+        (("compare", *pair, "--explain", "--sort", "normalized_entropy"), "head by head"),
+        (("compare", *pair, "--explain", "--text", tmp_path / "x.txt"), "both A and B are fingerprints"),
+    ):
+        bad_usage(run(*arguments), message)
+    for arguments, message in (
+        (("fingerprint", "--from", tmp_path / "gone", "--out", out), "is not a folder"),
+        (("compare", *pair), "--explain` reads it"),
+        (("compare", *pair, "--explain", "--html", tmp_path / "no folder" / "x.html"), "no folder"),
+        (("compare", a, cut, "--explain"), "cut.safetensors is cut off"),
+    ):
+        one_line(run(*arguments), 1, message)
 
 
 def test_a_run_that_is_not_finite_is_a_fault(run: Run, pair: tuple[Path, Path], tmp_path: Path):

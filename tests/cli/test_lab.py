@@ -17,7 +17,7 @@ from attemper.cli.lab import _print_rows
 from attemper.cli.output import cell_text
 from attemper.lab import EXPERIMENTS, TRAINED
 from attemper.lab.experiment import Column, Experiment, Table
-from tests.support.command import Run
+from tests.support.command import Run, bad_usage, one_line
 from tests.support.experiments import Run as Experiments
 
 
@@ -75,17 +75,6 @@ def printed(table: Table, width: int) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_another_ending_of_a_picture_is_refused_before_the_experiment_runs(
-    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(lab, "run", None)
-    ended = command("scaling", "--png", tmp_path / "x.jpg")
-    assert (ended.code, ended.out) == (1, "")
-    assert "a PNG picture needs a name that ends in .png" in ended.err
-    assert not (tmp_path / "x.jpg").exists()
-
-
 def test_without_a_name_the_experiments_are_listed(command):
     ended = command(columns=120)
     assert ended.code == 0
@@ -109,36 +98,36 @@ def test_json_is_one_document_on_stdout_also_with_a_picture(
     assert (tmp_path / "a.png").exists()
 
 
-def test_a_wrong_name_lists_the_right_ones_and_ends_with_2(command):
-    ended = command("scalling", columns=200)
-    assert (ended.code, ended.out) == (2, "")
-    wanted = f"'scalling' is none of: {', '.join([*EXPERIMENTS, *TRAINED])}. Did you mean 'scaling'?"
-    assert wanted in " ".join(ended.err.split())
-
-
-def test_a_picture_of_nothing_and_a_negative_seed_are_bad_usage(command):
-    ended = command("--png", "a.png")
-    assert (ended.code, ended.out) == (2, "")
-    assert "a picture needs the name of an experiment" in " ".join(ended.err.split())
-    assert command("scaling", "--seed", "-1").code == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("scalling",), f"'scalling' is none of: {', '.join([*EXPERIMENTS, *TRAINED])}. Did you mean 'scaling'?"),
+        (("--png", "a.png"), "a picture needs the name of an experiment"),
+        (("--html", "page.html"), "a page needs the name of an experiment"),
+        (("scaling", "--seed", "-1"), "--seed"),
+        (("representation", "--html", "page.html"), "representation has no page: its curves are measured"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_writes_nothing(
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+):
+    monkeypatch.chdir(tmp_path)
+    bad_usage(command(*arguments), message)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_keeps_a_picture_from_being_drawn_is_told_before_the_experiment_runs(
     command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def forbidden(*_: object, **__: object) -> Experiment:
-        raise AssertionError("the experiment ran")
-
-    monkeypatch.setattr(lab, "run", forbidden)
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(lab, "run", lambda *_, **__: pytest.fail("the experiment ran"))
+    one_line(command("scaling", "--png", tmp_path / "x.jpg"), 1, "a PNG picture needs a name that ends in .png")
     ended = command("scaling", "--png", tmp_path / "no" / "a.png")
-    assert (ended.code, ended.out) == (1, "")
+    one_line(ended, 1, "there is no folder")
     assert ended.err.startswith("attemper: no picture can be written to")
-    assert "there is no folder" in ended.err
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    ended = command("scaling", "--png", tmp_path / "a.png")
-    assert (ended.code, ended.out) == (1, "")
-    assert "pip install 'attemper[plot]'" in ended.err
-    assert ended.err.count("\n") == 1
+    one_line(command("scaling", "--png", tmp_path / "a.png"), 1, "pip install 'attemper[plot]'")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_page_is_written_where_the_curves_are_formulas(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -147,11 +136,3 @@ def test_a_page_is_written_where_the_curves_are_formulas(command, tmp_path: Path
     assert ended.code == 0
     assert f"page: {tmp_path / 'page.html'}" in ended.err
     assert "Why are scores divided by" in (tmp_path / "page.html").read_text("utf-8")
-
-
-def test_a_page_of_what_is_measured_is_bad_usage(command, tmp_path: Path):
-    ended = command("representation", "--html", tmp_path / "page.html")
-    assert ended.code == 2
-    assert "representation has no page: its curves are measured" in " ".join(ended.err.split())
-    assert not (tmp_path / "page.html").exists()
-    assert command("--html", tmp_path / "page.html").code == 2

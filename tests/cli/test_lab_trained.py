@@ -15,7 +15,7 @@ import pytest
 
 from attemper import lab
 from attemper.lab.experiment import Column, Experiment, Table
-from tests.support.command import Run
+from tests.support.command import Run, bad_usage, one_line
 
 RESULT = Experiment(
     name="collapse", question="is this a test?", seed=0, charts=(),
@@ -132,20 +132,15 @@ except Told:
     ],
 )
 def test_options_that_would_do_nothing_are_bad_usage(command, asked: dict[str, Any], arguments: tuple, message: str):
-    ended = command(*arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in " ".join(ended.err.split())
+    bad_usage(command(*arguments), message)
     assert not asked
 
 
-def test_results_that_are_there_are_shown_and_others_refused(command, asked: dict[str, Any], tmp_path: Path):
-    missing = command("collapse", "--results", tmp_path / "none.json")
-    assert (missing.code, missing.out) == (1, "")
-    assert "is not a results file" in missing.err
+def test_results_that_are_missing_or_of_something_else_are_refused(command, asked: dict[str, Any], tmp_path: Path):
+    one_line(command("collapse", "--results", tmp_path / "none.json"), 1, "is not a results file")
     (tmp_path / "other.json").write_text('{"schema": 1, "experiment": "length"}')
     other = command("collapse", "--results", tmp_path / "other.json")
-    assert other.code == 1
-    assert "holds no results of 'collapse' in schema 1" in other.err
+    one_line(other, 1, "holds no results of 'collapse' in schema 1")
     assert not asked
 
 

@@ -26,7 +26,7 @@ from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.fragment import Fragment
 from attemper.store.parts import FolderTarget, Parts
 from attemper.store.process import Lock
-from tests.support.command import Run, run_command
+from tests.support.command import Run, one_line, run_command
 from tests.support.runs import collapsing, written
 from tests.support.samples import NAMES, sample, samples, sites
 
@@ -462,10 +462,7 @@ def test_a_mistake_is_one_line(command: Run, folder: Path, monkeypatch, argument
     Path("model").mkdir()
     Path("model", "config.json").touch()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for 20 seconds
-    code, out, err = command(*arguments)
-    assert (code, out) == (1, "")
-    assert line in err
-    assert err.count("\n") == 1
+    one_line(command(*arguments), 1, line)
 
 
 @pytest.mark.slow("takes many seconds")

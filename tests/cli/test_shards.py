@@ -14,7 +14,7 @@ import pytest
 import attemper
 from attemper.cli.shards import shard_of
 from attemper.errors import InputError
-from tests.support.command import Run
+from tests.support.command import Run, bad_usage, one_line
 from tests.support.killed_workers import text_file
 
 ROOT = Path(__file__).parents[2]
@@ -128,15 +128,12 @@ def test_bad_usage_is_told_before_a_model_is_loaded(
     Path("EMPTY.txt").write_text("\n \n")
     Path("BAD.jsonl").write_text('{"text": "one"}\n{"body": "two"}\n')
     monkeypatch.setattr("attemper.cli.shards.load_model", None)
-    ended = run("scan", *(str(texts) if word == "TEXTS" else word for word in arguments))
-    assert (ended.code, ended.out) == (2, "")
-    assert message in " ".join(ended.err.replace("│", " ").split()), ended.err
+    bad_usage(run("scan", *(str(texts) if word == "TEXTS" else word for word in arguments)), message)
 
 
 def test_workers_inside_an_array_are_refused(run: Run, texts: Path, tmp_path: Path):
     ended = run("scan", "--texts", texts, "--out", tmp_path / "a", "--workers", 2, RANK=1, WORLD_SIZE=4)
-    assert ended.code == 2
-    assert "this process is 1 of 4 by its environment" in " ".join(ended.err.replace("│", " ").split())
+    bad_usage(ended, "this process is 1 of 4 by its environment")
 
 
 def array(task: int, first: int, last: int, count: int) -> dict[str, str]:
@@ -183,11 +180,7 @@ def test_an_environment_that_says_no_shard_is_refused(environment: dict[str, str
 )
 def test_what_cannot_be_merged_is_one_line(arguments: tuple[str, ...], message: str, run: Run, tmp_path: Path):
     (tmp_path / "scan.json").write_text('{"schema": 2}')
-    ended = run(*(word.replace("FOLDER", str(tmp_path)) for word in arguments))
-    assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("attemper: ")
-    assert ended.err.count("\n") == 1
-    assert message in ended.err
+    one_line(run(*(word.replace("FOLDER", str(tmp_path)) for word in arguments)), 1, message)
 
 
 SBATCH = """#!/usr/bin/env bash

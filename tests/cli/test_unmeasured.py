@@ -19,7 +19,7 @@ from attemper.report.notebook import scan_html
 from attemper.report.page import page
 from attemper.store.fragment import Fragment
 from attemper.store.process import Lock
-from tests.report.readings import reading, silent
+from tests.report.readings import alarm, reading, silent
 from tests.support.command import Run
 from tests.support.runs import written
 from tests.support.samples import sites
@@ -114,10 +114,5 @@ def test_a_reading_without_a_number_never_says_that_there_are_no_alarms(name: st
         assert "o alarms" not in shown
         assert note[1:-1] in " ".join(shown.split())
     assert chinese in texts.say(texts.note(note), "zh")
-    assert "nothing was measured" not in " ".join(replace(empty, alarms=reading_with_alarm().alarms).notes)
-
-
-def reading_with_alarm() -> Reading:
-    from tests.report.readings import alarm, site
-
-    return reading(site("a"), alarms=(alarm("nonfinite", "critical", "a", 0),))
+    rung = replace(empty, alarms=(alarm("nonfinite", "critical", "a", 0),))
+    assert "nothing was measured" not in " ".join(rung.notes)

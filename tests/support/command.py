@@ -52,6 +52,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return command
 
 
+def bad_usage(ended: Ended, message: str) -> None:
+    """The command ended with 2 and ``message``, whose lines may be broken and framed, and nothing on stdout."""
+    assert (ended.code, ended.out) == (2, "")
+    assert message in " ".join(ended.err.replace("│", " ").split()), ended.err
+
+
 def one_line(ended: Ended, code: int, message: str) -> None:
     """The command failed with one line on stderr that holds ``message``, and nothing on stdout."""
     assert (ended.code, ended.out) == (code, "")
