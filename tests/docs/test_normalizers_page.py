@@ -5,24 +5,18 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attemper import nn
 from attemper.call.normalizer import names
+from tests.docs.pages import ROOT, run_code
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "normalizers.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_the_code_of_the_page():
-    text = PAGE.read_text("utf-8")
-    names: dict[str, Any] = {"__name__": "page"}
-    for match in BLOCK.finditer(text):
-        line = text[: match.start(1)].count("\n")
-        exec(compile("\n" * line + match[1], str(PAGE), "exec"), names)
+    names = run_code("docs/normalizers.md")
     assert names["weights"][3] == 0
     assert names["weights"].sum() == pytest.approx(1)
     assert (names["sparser"] > 0).sum() < 3

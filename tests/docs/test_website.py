@@ -16,20 +16,12 @@ from filelock import FileLock
 from attemper.cli import app
 from attemper.errors import InputError
 from scripts.website import api, commands, drawing, links, llms, sources
-from scripts.website.sources import DOCS, ROOT, TRANSLATED
+from scripts.website.sources import DOCS, ROOT
+from tests.docs.pages import run_code
+from tests.docs.test_chinese import TRANSLATED_PAGES
 from tests.support.experiments import shared_folder
-from tests.test_readme_languages import FENCE, prose
 
 BUILT = ROOT / "build" / "docs"
-TRANSLATED_PAGES = (
-    "README.md", "tutorial.md", "guide.md", "alarms.md", "articles/from-article-to-library.md",
-    *(
-        f"{folder}/{path.name}"
-        for folder in ("tasks", "lab", "research")
-        for path in sorted((DOCS / folder).glob("*.md")) if not path.name.endswith(TRANSLATED)
-    ),
-)  # fmt: skip
-"""What is there in Chinese. Every other page is shown in English, and says so."""
 
 
 @pytest.fixture(scope="module")
@@ -75,46 +67,21 @@ def test_pages_without_a_chinese_version_say_so_and_the_others_do_not(staged: di
     for path in sources.originals():
         if path.suffix == ".md":
             text = (staged["zh-CN"] / sources.place(path)).read_text("utf-8")
-            inside = path.relative_to(DOCS).as_posix() if path.is_relative_to(DOCS) else path.name
-            assert (sources.ENGLISH_ONLY in text) == (inside not in TRANSLATED_PAGES), inside
+            assert (sources.ENGLISH_ONLY in text) == (path not in TRANSLATED_PAGES), path
             assert sources.ENGLISH_ONLY not in (staged["en"] / sources.place(path)).read_text("utf-8")
-
-
-@pytest.mark.parametrize("page", TRANSLATED_PAGES)
-def test_a_chinese_page_holds_the_code_the_links_and_the_headings_of_the_english_one(page: str) -> None:
-    path = DOCS / page
-    chinese = path.with_name(path.stem + TRANSLATED)
-    texts = [one.read_text("utf-8") for one in (path, chinese)]
-    assert f"[中文]({chinese.name})" in texts[0]
-    assert f"[English]({path.name})" in texts[1]
-    if page.startswith("articles/"):
-        return  # written by scripts/article_pages.py, whose tests compare the two
-    blocks = [FENCE.findall(text) for text in texts]
-    assert blocks[0] == blocks[1]
-    for pattern in (r"\]\(([^)]+)\)", r"^(#+) ", r"^(\|)"):
-        english, other = (Counter(re.findall(pattern, without_languages(prose(text)), re.MULTILINE)) for text in texts)
-        assert english == other, f"only in English: {english - other}; only in Chinese: {other - english}"
-    assert len(re.findall("[一-鿿]", texts[1])) > 100
 
 
 def without_digits(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
-def without_languages(text: str) -> str:
-    return re.sub(r"^\[(?:English|中文)\]\([\w.-]+\)\n", "", text, flags=re.MULTILINE)
-
-
 @pytest.mark.slow("trains three times")
 def test_the_tutorial_runs_in_both_languages_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its code is the same in both (above). The run goes wrong as it says, and is held as it says."""
+    """Its code is the same in both (test_chinese.py). The run goes wrong as it says, and is held as it says."""
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "tutorial"}
-    page = (DOCS / "tutorial.md").read_text("utf-8")
-    for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S):
-        exec(compile(code, "docs/tutorial.md", "exec"), names)
+    names, page = run_code("docs/tutorial.md"), (DOCS / "tutorial.md").read_text("utf-8")
     assert (names["first"].site, names["first"].since) == ("blocks.0.attention", 44)
     assert names["run"].history("max_logit").values.max() > 1000
     # How far one step at that rate goes beyond the threshold of 50 differs from processor to processor.
