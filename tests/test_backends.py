@@ -21,6 +21,12 @@ MISSING = [backend.name for backend in BACKENDS if backend.missing is not None]
 ON_CPU = "native" if "native" in PRESENT else "blocked"
 
 
+def install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A machine that has this backend, whatever this one has."""
+    there = tuple(replace(backend, missing=None) if backend.name == name else backend for backend in BACKENDS)
+    monkeypatch.setattr(table, "BACKENDS", there)
+
+
 @pytest.fixture(autouse=True)
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call is checked against the table as it is then."""
@@ -37,8 +43,7 @@ def test_auto_takes_the_first_of_the_table_that_can():
 
 
 def test_auto_takes_the_native_kernels_on_a_cpu_for_what_they_can_do(monkeypatch: pytest.MonkeyPatch):
-    there = tuple(replace(backend, missing=None) if backend.name == "native" else backend for backend in BACKENDS)
-    monkeypatch.setattr(table, "BACKENDS", there)
+    install(monkeypatch, "native")
     assert resolve("native", frozenset({"causal"})).name == "native"
     assert resolve("auto", frozenset({"causal"})).name == "native"
     for needed, given in (
@@ -52,11 +57,6 @@ def test_auto_takes_the_native_kernels_on_a_cpu_for_what_they_can_do(monkeypatch
         assert resolve("auto", frozenset(needed), given).name == "blocked"
 
 
-def test_auto_says_so_when_no_backend_can():
-    with pytest.raises(BackendError, match=r"no backend can do flying, mask in one call"):
-        resolve("auto", frozenset({"mask", "flying"}))
-
-
 @pytest.mark.parametrize("name", MISSING)
 def test_a_backend_that_is_not_there_is_refused_and_one_that_can_is_named(name: str):
     query = torch.zeros(1, 1, 2, 4)
@@ -67,20 +67,18 @@ def test_a_backend_that_is_not_there_is_refused_and_one_that_can_is_named(name: 
         attemper.attention(query, query, query, backend=name)
 
 
-def test_a_backend_without_a_feature_is_refused_and_one_that_has_it_is_named():
-    with pytest.raises(
-        BackendError,
-        match=r"backend='blocked' cannot serve this call: it has no second_derivative\. Use backend='reference'",
-    ):
-        resolve("blocked", frozenset({"mask", "second_derivative"}))
-
-
-def test_when_no_other_backend_can_the_refusal_says_so():
-    with pytest.raises(
-        BackendError,
-        match=r"backend='reference' cannot serve this call: it has no flying\. No other backend can either",
-    ):
-        resolve("reference", frozenset({"flying"}))
+@pytest.mark.parametrize(
+    ("name", "needed", "message"),
+    [
+        ("auto", {"mask", "flying"}, "no backend can do flying, mask in one call"),
+        ("blocked", {"mask", "second_derivative"}, r"it has no second_derivative\. Use backend='reference'"),
+        ("reference", {"flying"}, r"it has no flying\. No other backend can either"),
+    ],
+)
+def test_a_backend_without_a_feature_is_refused_and_one_that_has_it_is_named(name: str, needed: set[str], message: str):
+    refused = "" if name == "auto" else f"backend='{name}' cannot serve this call: "
+    with pytest.raises(BackendError, match=refused + message):
+        resolve(name, frozenset(needed))
 
 
 @pytest.mark.parametrize("function", ["attention", "attention_statistics", "varlen_attention"])
@@ -145,9 +143,7 @@ GPU = Inputs("bfloat16", "cuda", 128)
 
 @pytest.fixture
 def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has the package, whatever this one has."""
-    there = tuple(replace(backend, missing=None) if backend.name == "triton" else backend for backend in BACKENDS)
-    monkeypatch.setattr(table, "BACKENDS", there)
+    install(monkeypatch, "triton")
 
 
 def test_auto_takes_triton_on_a_gpu_and_never_on_a_cpu(with_triton: None):
@@ -157,31 +153,18 @@ def test_auto_takes_triton_on_a_gpu_and_never_on_a_cpu(with_triton: None):
 
 
 @pytest.mark.parametrize(
-    ("needed", "given"),
-    [
-        ({"dropout"}, GPU),
-        ({"second_pass"}, GPU),
-        (set(), replace(GPU, dtype="float64")),
-        (set(), replace(GPU, size=257)),
-    ],
-    ids=["dropout", "second pass", "float64", "head size"],
-)
-def test_what_triton_cannot_do_goes_to_blocked_on_a_gpu_too(needed: set[str], given: Inputs, with_triton: None):
-    assert resolve("auto", frozenset(needed), given).name == "blocked"
-
-
-@pytest.mark.parametrize(
     ("needed", "given", "reason"),
     [
         ({"dropout"}, GPU, "it has no dropout"),
+        ({"second_pass"}, GPU, "it has no second_pass"),
         (set(), replace(GPU, dtype="float64"), "it takes float16, bfloat16, float32, not float64"),
         (set(), replace(GPU, size=257), "it takes head sizes up to 256, not 257"),
         ({"normalizer"}, replace(GPU, normalizer="relu"), "it has no normalizer 'relu'"),
         (set(), replace(GPU, device="cpu"), "its tensors must be on cuda, and these are on cpu"),
     ],
-    ids=["dropout", "float64", "head size", "normalizer", "device"],
+    ids=["dropout", "second pass", "float64", "head size", "normalizer", "device"],
 )
-def test_triton_refuses_what_it_cannot_do_by_name(
+def test_triton_refuses_what_it_cannot_do_by_name_and_blocked_does_it_on_a_gpu_too(
     needed: set[str], given: Inputs, reason: str, with_triton: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -189,6 +172,7 @@ def test_triton_refuses_what_it_cannot_do_by_name(
         BackendError, match=rf"'triton' cannot serve this call: {reason}\. Use backend='(blocked|native)'"
     ):
         resolve("triton", frozenset(needed), given)
+    assert resolve("auto", frozenset(needed), given).name == (ON_CPU if given.device == "cpu" else "blocked")
 
 
 def test_interpreted_triton_takes_tensors_of_the_cpu_where_it_is_named(with_triton: None, monkeypatch):
@@ -208,8 +192,7 @@ def test_a_call_tells_the_backend_what_its_tensors_are(dtype: torch.dtype, size:
 
 
 def test_a_library_that_cannot_be_loaded_leaves_auto_to_blocked_and_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
-    both = tuple(replace(backend, missing=None) if backend.name == "native" else backend for backend in BACKENDS)
-    monkeypatch.setattr(table, "BACKENDS", both)
+    install(monkeypatch, "native")
     assert resolve("auto", frozenset()).name == "native"
     monkeypatch.setitem(table.UNUSABLE, "native", "its library cannot be loaded (no symbol)")
     assert resolve("auto", frozenset()).name == "blocked"

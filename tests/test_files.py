@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from attemper import files, report
 from attemper.control.temperature_file import write
 from attemper.documents import read_foreign
 from attemper.errors import InputError
-from attemper.files import replace_synced, write_whole
+from attemper.files import write_whole
 from attemper.lab import model as lab
 from attemper.lab.trained.summary import write_results
 from tests.report import readings
@@ -68,48 +69,27 @@ def test_nobody_renames_a_file_of_a_users_without_it() -> None:
     assert found == {"files.py", "backends/native/build.py"}
 
 
-def test_a_sync_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "old").write_text("old")
-    (tmp_path / "new").write_text("new")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        replace_synced(tmp_path / "new", tmp_path / "old")
-    assert (tmp_path / "old").read_text() == "old"
-
-
 def listing(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def test_a_page_is_written_as_any_new_file_is(tmp_path: Path) -> None:
+def test_a_page_is_written_as_any_new_file_is_also_over_an_earlier_one_and_through_a_link(tmp_path: Path) -> None:
+    files.check_target(tmp_path / "page.html")
+    assert listing(tmp_path) == [], "checking a place leaves nothing there"
     written = report.write(readings.minilm(), tmp_path / "page.html")
     (tmp_path / "plain").touch()
     assert written == (tmp_path / "page.html").resolve()
     assert stat.S_IMODE(written.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
     assert listing(tmp_path) == ["page.html", "plain"]
     assert written.read_text(encoding="utf-8") == report.page(readings.minilm())
-
-
-def test_an_earlier_page_is_replaced_and_keeps_its_mode(tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    path.chmod(0o640)
-    report.write(readings.minilm(), str(path))
-    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    link = tmp_path / "page.html"
-    link.symlink_to(tmp_path / "there" / "real.html")
-    report.write(readings.minilm(), link)
+    written.write_text("old")
+    written.chmod(0o640)
+    link = tmp_path / "link.html"
+    link.symlink_to(written)
+    report.write(readings.minilm(), str(link))
     assert link.is_symlink()
-    assert listing(tmp_path / "there") == ["real.html"]
+    assert written.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert stat.S_IMODE(written.stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize(
@@ -142,6 +122,8 @@ def test_any_name_will_do_but_that_of_another_kind_of_file(tmp_path: Path, what:
             InputError, match=rf"would be taken for a {re.escape(suffix.lower())} file.*{what}\{own}\.$"
         ):
             files.check_target(tmp_path / f"file{suffix}", what)
+    with pytest.raises(InputError, match=f"the {what} cannot be written to .*No such file"):
+        write_whole(tmp_path / "missing" / "file", "text", what)
 
 
 def test_sums_of_a_scan_in_a_json_file_are_refused_with_what_writes_json(tmp_path: Path) -> None:
@@ -149,31 +131,17 @@ def test_sums_of_a_scan_in_a_json_file_are_refused_with_what_writes_json(tmp_pat
         files.check_target(tmp_path / "scan.json", "reading")
 
 
-@pytest.mark.parametrize("what", files.SUFFIXES)
-def test_every_kind_of_file_has_a_message_where_no_file_can_be(tmp_path: Path, what: str) -> None:
-    with pytest.raises(InputError, match=f"the {what} cannot be written to .*No such file"):
-        write_whole(tmp_path / "missing" / "file", "text", what)
-
-
+@pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_write_that_fails_leaves_the_earlier_page_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     path = tmp_path / "page.html"
     path.write_text("old")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(files.os, step, Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(InputError, match="No space left on device"):
         report.write(readings.minilm(), path)
     assert path.read_text() == "old"
     assert listing(tmp_path) == ["page.html"]
-
-
-def test_checking_a_place_leaves_nothing_there(tmp_path: Path) -> None:
-    files.check_target(tmp_path / "page.html")
-    assert listing(tmp_path) == []
 
 
 def test_a_replacement_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:

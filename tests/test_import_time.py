@@ -112,13 +112,7 @@ def test_a_public_name_loads_its_home_when_it_is_used():
     assert not loaded_by_names(ERROR) & HEAVY
     assert not loaded_by_names(READINGS) & (HEAVY | {"rich"})
     assert "torch" in loaded_by_names(ATTENTION)
-
-
-def test_attention_loads_without_transformers_and_without_the_command_line():
     assert not loaded_by_names(ATTENTION) & (COMMAND_LINE | {"transformers"})
-
-
-def test_scan_loads_without_transformers():
     assert "transformers" not in loaded_by_names(SCAN)
 
 

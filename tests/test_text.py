@@ -57,15 +57,10 @@ def test_a_sparkline_has_a_bar_a_value_and_means_where_there_are_too_many():
     assert sparkline([1.0, 2.0, 8.0], 10) == "▁▂█"
     assert sparkline([0.0, 0.0, 4.0, 8.0, 8.0, 8.0], 3) == sparkline([0.0, 6.0, 8.0], 3) == "▁▇█"
 
-
-def test_a_sparkline_is_blank_where_there_is_no_value_and_low_where_all_are_alike():
-    assert sparkline([None, float("nan"), 1.0, float("inf"), 1.0], 9) == "  ▁ ▁"
+    assert sparkline([None, float("nan"), 1.0, float("inf"), 1.0], 9) == "  ▁ ▁", "blank where there is no value"
     assert sparkline([], 5) == ""
     assert sparkline([None], 5) == " "
-
-
-def test_a_sparkline_within_given_bounds_stays_within_its_bars():
-    assert sparkline([-1.0, 0.0, 0.5, 1.0, 9.0], 5, low=0.0, high=1.0) == "▁▁▅██"
+    assert sparkline([-1.0, 0.0, 0.5, 1.0, 9.0], 5, low=0.0, high=1.0) == "▁▁▅██", "within given bounds"
 
 
 # --- one and several ---
