@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper.backends.table import resolve
+from attemper.cli.arguments import BackendName
 from attemper.cli.output import say, usage_of
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ def bench(
     backward: Annotated[
         bool, typer.Option("--backward", help="Time forward and backward, with the gradient of entropy.")
     ] = False,
-    backend: Annotated[
-        str, typer.Option(help="Attention backend: auto, or a name that `attemper doctor` lists.")
-    ] = "auto",
+    backend: BackendName = "auto",
     threads: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Number of threads. By default, PyTorch's.")
     ] = None,

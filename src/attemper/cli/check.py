@@ -48,7 +48,7 @@ def check(
     Exits with 3 if a rule is broken.
     """
     words = read_text(text)
-    check_files(html, None)
+    check_files(html)
     found = check_of(model, words, Input(text, max_length, batch_size, device, dtype))
     if html is not None:
         found.to_html(html)

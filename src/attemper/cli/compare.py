@@ -84,7 +84,7 @@ def compare(
 
     with ExitStack() as opened:
         stored = _read_stored((a, b), opened, fingerprints=False)
-        check_files(html, None)
+        check_files(html)
         if None not in stored and text is not None:
             raise typer.BadParameter(
                 "needs a model: both A and B are files or runs, so leave it out.", param_hint="--text"
@@ -119,7 +119,7 @@ def _explain(a: str, b: str, given: Input, as_json: bool, html: Path | None) -> 
     """Prints why two fingerprints, or models, differ, and writes the page; exits with 3 if that is a fault."""
     import attemper
 
-    check_files(html, None)
+    check_files(html)
     with ExitStack() as opened:
         stored = _read_stored((a, b), opened, fingerprints=True)
     if None not in stored and given.text is not None:

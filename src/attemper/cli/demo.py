@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -66,7 +66,7 @@ def demo(
     """
     folder = _new_folder(store)
     page = html or folder / "page.html"
-    check_files(html, None)
+    check_files(html)
     take = f"{count(steps, 'step')} ({STEPS} take about a minute)"
     say(f"demo: trains a small byte-level model on this Python's library, {take}")
     from attemper.lab.trained.demo import DemoRun, run_demo
@@ -150,15 +150,8 @@ LINES = 20
 """Plain lines of a whole training, beside those of alarms."""
 
 
-class View(Protocol):
-    """What is told of every step, and of every line that the library logs."""
-
-    def show(self, progress: Progress) -> None: ...
-    def note(self, line: str) -> None: ...
-
-
 @contextmanager
-def view(run: DemoRun) -> Iterator[View]:
+def view(run: DemoRun) -> Iterator[Lines | Curves]:
     """Curves that are drawn anew at each sample if stderr is a terminal, else a line now and then, on stderr.
 
     Alarms go to the library's log. While the view is open, its lines appear inside the view.
@@ -169,7 +162,7 @@ def view(run: DemoRun) -> Iterator[View]:
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with ExitStack() as stack:
         if console.is_terminal and console.encoding.startswith("utf"):
-            shown: View = Curves(run, stack.enter_context(Live(console=console, auto_refresh=False)))
+            shown: Lines | Curves = Curves(run, stack.enter_context(Live(console=console, auto_refresh=False)))
         else:
             shown = Lines(run)
         handler = _Handler(shown)
@@ -181,7 +174,7 @@ def view(run: DemoRun) -> Iterator[View]:
 class _Handler(logging.Handler):
     """Hands lines of the log to a view."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: Lines | Curves) -> None:
         super().__init__()
         self._view = view
 
@@ -199,7 +192,7 @@ def largest_logit(site: SiteReading) -> float | None:
 
 
 class Lines:
-    """Plain lines."""
+    """Plain lines: of every step, and those that the library logs."""
 
     def __init__(self, run: DemoRun) -> None:
         self._steps, self._every = run.steps, max(run.every, run.steps // LINES // run.every * run.every)

@@ -91,7 +91,7 @@ def report(
     if live:
         _serve(runs[0], port or 0, as_json)
         return
-    check_files(html, None)
+    check_files(html)
     with ExitStack() as stack:
         opened, *others = (stack.enter_context(open_run(run)) for run in runs)
         target = opened.to_html(html or f"{_file_name(opened.name)}.html", beside=others)

@@ -86,7 +86,7 @@ def lab(
         names = ", ".join(EXPERIMENTS | TRAINED)
         nearest = did_you_mean(experiment, EXPERIMENTS | TRAINED)
         raise typer.BadParameter(f"{experiment!r} is none of: {names}.{nearest}", param_hint="experiment")
-    check_files(html, None)
+    check_files(html)
     _write_page(experiment, html, seed)
     if png is not None:
         from attemper.lab.draw import check_picture

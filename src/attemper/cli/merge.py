@@ -29,7 +29,7 @@ def merge(
     from attemper.readings.part_file import merge_files, missing_line, part_files, save
     from attemper.results.scan import Scan
 
-    check_files(html, None)
+    check_files(html)
     if out is not None:
         check_target(out, "reading")
     files = [file for path in parts for file in (part_files(path) if path.is_dir() else [path])]

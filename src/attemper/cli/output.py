@@ -43,7 +43,7 @@ def print_json(document: str) -> None:
     print(shown if encoding == "utf8" else json.dumps(json.loads(shown)), flush=True)
 
 
-def check_files(html: Path | None, csv: str | None) -> None:
+def check_files(html: Path | None, csv: str | None = None) -> None:
     """Checks, before work that takes long, that its files can be written."""
     from attemper.files import check_target
 

@@ -43,7 +43,7 @@ def pattern(
     if site is not None and layer is not None:
         raise typer.BadParameter("already names a layer: leave out --site or --layer.", param_hint="--site")
     words = read_text(text)
-    check_files(html, None)
+    check_files(html)
     import attemper
     from attemper.report.document import file_name
     from attemper.results.pattern import Patterns

@@ -151,7 +151,8 @@ def scan(
         )
     patterns: list[Pattern] = []
     if texts is None:
-        _refuse_without_texts(field=field, shard=shard, out=out, workers=workers, shards=shards, engine=engine)
+        many = {"field": field, "shard": shard, "out": out, "workers": workers, "shards": shards, "engine": engine}
+        _refuse("needs --texts, which names many texts.", **many)
         words = read_text(text)
         check_files(html, csv)
         wanted = html is not None and (text is None if picture is None else picture)
@@ -166,9 +167,9 @@ def scan(
         cut = Cut(texts, field, shard, out, workers, shards, engine)
         one = cut.one_shard(os.environ)
         if one is not None:
-            _refuse_of_a_shard(
-                html=html, csv=csv, json=as_json or None, sort=order, fail_on_alarm=fail_on_alarm or None
-            )
+            whole = {"html": html, "csv": csv, "json": as_json or None, "sort": order}
+            why = "needs all shards, and this process scans one: use it with `attemper merge FOLDER`."
+            _refuse(why, **whole, fail_on_alarm=fail_on_alarm or None)
             scan_one(model, given, cut, one, **options)
             return
         result = scan_all(model, given, cut, **options)
@@ -188,19 +189,11 @@ def scan(
         raise typer.Exit(3)
 
 
-def _refuse_without_texts(**given: Any) -> None:
+def _refuse(why: str, **given: Any) -> None:
+    """Bad usage if one of these options is there."""
     for name, value in given.items():
         if value is not None:
-            raise typer.BadParameter("needs --texts, which names many texts.", param_hint=f"--{name}")
-
-
-def _refuse_of_a_shard(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise typer.BadParameter(
-                "needs all shards, and this process scans one: use it with `attemper merge FOLDER`.",
-                param_hint=f"--{name.replace('_', '-')}",
-            )
+            raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
 
 
 def _check_outputs(as_json: bool, csv: str | None, listed: bool) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from attemper.backends import reference
 from attemper.backends.contract import Problem
-from attemper.call.sampling import pick
-from attemper.call.seen_keys import rows_that_see
+from attemper.call.sampling import pick, rows_that_see
 from attemper.monitor.checked_model import attention_type
 from attemper.monitor.collector import Collector, PreparedCall
 from attemper.monitor.options import Scope

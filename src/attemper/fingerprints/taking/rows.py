@@ -13,8 +13,7 @@ from torch import Tensor
 
 from attemper.backends import reference
 from attemper.backends.contract import Problem
-from attemper.call.sampling import pick
-from attemper.call.seen_keys import unless_hidden
+from attemper.call.sampling import pick, unless_hidden
 from attemper.fingerprints.causes.outputs import mismatch
 from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.site import (
