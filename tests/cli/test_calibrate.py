@@ -33,7 +33,7 @@ def test_without_a_model_the_one_that_ships_is_calibrated_on_the_text_that_ships
     assert ended.code == 0, ended.err
     first, estimate, wrote = ended.err.splitlines()
     assert first == "32 batches of 1 window of 128 bytes"
-    assert re.fullmatch(r"up to 1340 batches in all, about \d+ (s|min) at most", estimate)
+    assert re.fullmatch(r"up to 1,340 batches in all, about \d+ (s|min) at most", estimate)
     assert wrote == f"wrote the temperatures to {tmp_path / 'found.safetensors'}"
     found = Calibration.load(tmp_path / "found.safetensors")
     assert len(found.temperatures) == 4

@@ -157,6 +157,7 @@ def test_a_broken_checkpoint_is_one_line(run: Run, checkpoint: Path) -> None:
     assert (ended.code, ended.out) == (1, "")
     path.unlink()
     one_line(run("scan", checkpoint), 1, "there is no .safetensors file in it")
+    path.write_bytes(whole)
     (checkpoint / "config.json").write_text("{")
     one_line(run("scan", checkpoint), 1, "could not be loaded as a model")
 

@@ -80,7 +80,6 @@ class Layer:
     """Views of one attention and, where there is one, the MLP behind it. Heads are the first axis of q, k and v."""
 
     module: Any
-    block: Any
     q: Linear
     k: Linear
     v: Linear
@@ -115,8 +114,6 @@ class Whole:
     """What begins the residual stream, width last."""
     ends: list[tuple[Any, Linear | None]]
     """Norms at the end of a stream, and the projection behind each."""
-    biases: list[Tensor]
-    """Of the stream that no projection adds."""
     gemma: bool = False
     relative: list[Tensor] = field(default_factory=list)
     """Numbers that are added to scores by distance, heads last."""
@@ -148,13 +145,13 @@ def _columns(linear: Linear, size: int) -> Linear:
     return Linear(linear.weight.unflatten(1, (-1, size)), linear.bias)
 
 
-def whole(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, kernel: str | None = None) -> Whole:
+def whole(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Whole:
     """A model of random weights, and its views."""
     import transformers
 
     kind, config, sizes = ARCHITECTURES[name]
     given = getattr(transformers, config)(**{k: v for k, v in sizes.items() if k != "attn_implementation"})
-    given._attn_implementation = kernel or sizes.get("attn_implementation", "sdpa")
+    given._attn_implementation = sizes.get("attn_implementation", "sdpa")
     torch.manual_seed(seed)
     model = getattr(transformers, kind)(given).eval()
     if name in ("gpt2", "t5"):
@@ -183,7 +180,7 @@ def _llama(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
         own, size = block.self_attn, block.self_attn.head_dim
         q, k, v = (_heads(_linear(getattr(own, f"{part}_proj")), size) for part in "qkv")
         o = _columns(_linear(own.dense if name == "phi" else own.o_proj), size)
-        layer = Layer(own, block, q, k, v, o, block.input_layernorm)
+        layer = Layer(own, q, k, v, o, block.input_layernorm)
         if name == "phi":
             layer.also, layer.mlp_out = [_linear(block.mlp.fc1)], [_linear(block.mlp.fc2)]
         else:
@@ -193,7 +190,7 @@ def _llama(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
         layers.append(layer)
     end = model.model.final_layernorm if name == "phi" else model.model.norm
     embedding = model.model.embed_tokens.weight.data
-    return Whole(name, model, batch, layers, [embedding], [(end, _linear(model.lm_head))], [], name == "gemma2")
+    return Whole(name, model, batch, layers, [embedding], [(end, _linear(model.lm_head))], name == "gemma2")
 
 
 def _gpt2(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
@@ -204,11 +201,11 @@ def _gpt2(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
             _heads(Linear(w, b), 32)
             for w, b in zip(packed.weight.chunk(3), packed.bias.chunk(3), strict=True)  # type: ignore[union-attr]
         )
-        layer = Layer(block.attn, block, q, k, v, _columns(_linear(block.attn.c_proj), 32), block.ln_1)
+        layer = Layer(block.attn, q, k, v, _columns(_linear(block.attn.c_proj), 32), block.ln_1)
         layer.mlp_norm, layer.mlp_in, layer.mlp_out = block.ln_2, [_linear(block.mlp.c_fc)], [_linear(block.mlp.c_proj)]
         layers.append(layer)
     starts = [body.wte.weight.data, body.wpe.weight.data]
-    return Whole(name, model, batch, layers, starts, [(body.ln_f, _linear(model.lm_head))], [])
+    return Whole(name, model, batch, layers, starts, [(body.ln_f, _linear(model.lm_head))])
 
 
 def _opt(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
@@ -216,11 +213,11 @@ def _opt(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
     for block in body.layers:
         own = block.self_attn
         q, k, v = (_heads(_linear(getattr(own, f"{part}_proj")), 32) for part in "qkv")
-        layer = Layer(own, block, q, k, v, _columns(_linear(own.out_proj), 32), block.self_attn_layer_norm)
+        layer = Layer(own, q, k, v, _columns(_linear(own.out_proj), 32), block.self_attn_layer_norm)
         layer.mlp_norm, layer.mlp_in, layer.mlp_out = block.final_layer_norm, [_linear(block.fc1)], [_linear(block.fc2)]
         layers.append(layer)
     starts = [body.embed_tokens.weight.data, body.embed_positions.weight.data]
-    return Whole(name, model, batch, layers, starts, [(body.final_layer_norm, _linear(model.lm_head))], [])
+    return Whole(name, model, batch, layers, starts, [(body.final_layer_norm, _linear(model.lm_head))])
 
 
 def _neox(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
@@ -229,14 +226,12 @@ def _neox(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
         packed = block.attention.query_key_value
         weight, bias = packed.weight.data.view(4, 3, 32, 128), packed.bias.data.view(4, 3, 32)
         q, k, v = (Linear(weight[:, n], bias[:, n]) for n in range(3))
-        layer = Layer(
-            block.attention, block, q, k, v, _columns(_linear(block.attention.dense), 32), block.input_layernorm
-        )
+        layer = Layer(block.attention, q, k, v, _columns(_linear(block.attention.dense), 32), block.input_layernorm)
         layer.mlp_norm = block.post_attention_layernorm
         layer.mlp_in, layer.mlp_out = [_linear(block.mlp.dense_h_to_4h)], [_linear(block.mlp.dense_4h_to_h)]
         layers.append(layer)
     end = body.final_layer_norm, _linear(model.lm_head if hasattr(model, "lm_head") else model.embed_out)
-    return Whole(name, model, batch, layers, [body.embed_in.weight.data], [end], [])
+    return Whole(name, model, batch, layers, [body.embed_in.weight.data], [end])
 
 
 def _bert(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
@@ -244,10 +239,10 @@ def _bert(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
     for block in model.bert.encoder.layer:
         own = block.attention.self
         q, k, v = (_heads(_linear(getattr(own, part)), 32) for part in ("query", "key", "value"))
-        layer = Layer(own, block, q, k, v, _columns(_linear(block.attention.output.dense), 32))
+        layer = Layer(own, q, k, v, _columns(_linear(block.attention.output.dense), 32))
         layer.mlp_in, layer.mlp_out = [_linear(block.intermediate.dense)], [_linear(block.output.dense)]
         layers.append(layer)
-    return Whole(name, model, batch, layers, [], [], [])
+    return Whole(name, model, batch, layers, [], [])
 
 
 def _vit(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
@@ -255,11 +250,11 @@ def _vit(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
     for block in model.layers:
         own = block.attention
         q, k, v = (_heads(_linear(getattr(own, f"{part}_proj")), 32) for part in "qkv")
-        layer = Layer(own, block, q, k, v, _columns(_linear(own.o_proj), 32), block.layernorm_before)
+        layer = Layer(own, q, k, v, _columns(_linear(own.o_proj), 32), block.layernorm_before)
         layer.mlp_norm = block.layernorm_after
         layer.mlp_in, layer.mlp_out = [_linear(block.mlp.fc1)], [_linear(block.mlp.fc2)]
         layers.append(layer)
-    return Whole(name, model, batch, layers, [], [], [])
+    return Whole(name, model, batch, layers, [], [])
 
 
 def _t5(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
@@ -269,7 +264,7 @@ def _t5(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
             for part in block.layer[:-1]:
                 own = part.SelfAttention if hasattr(part, "SelfAttention") else part.EncDecAttention
                 q, k, v = (_heads(_linear(getattr(own, letter)), 32) for letter in "qkv")
-                layer = Layer(own, part, q, k, v, _columns(_linear(own.o), 32), part.layer_norm)
+                layer = Layer(own, q, k, v, _columns(_linear(own.o), 32), part.layer_norm)
                 layer.source = "own" if hasattr(part, "SelfAttention") else "encoder"
                 if own.has_relative_attention_bias:
                     relative.append(own.relative_attention_bias.weight.data)
@@ -279,7 +274,7 @@ def _t5(name: str, model: Any, batch: dict[str, Tensor]) -> Whole:
             layers[-1].mlp_in = [_linear(mlp.DenseReluDense.wi)]
             layers[-1].mlp_out = [_linear(mlp.DenseReluDense.wo)]
     ends = [(model.encoder.final_layer_norm, None), (model.decoder.final_layer_norm, _linear(model.lm_head))]
-    return Whole(name, model, batch, layers, [model.shared.weight.data], ends, [], relative=relative)
+    return Whole(name, model, batch, layers, [model.shared.weight.data], ends, relative=relative)
 
 
 Change = Callable[[Whole, torch.Generator], bool | None]
@@ -625,11 +620,9 @@ CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
 """Name -> what changes the weights, and words of the transforms that may be named."""
 
 
-def transformed(
-    name: str, change: Change, seed: int = 0, dtype: torch.dtype = torch.float32, kernel: str | None = None
-) -> Whole | None:
+def transformed(name: str, change: Change, seed: int = 0, dtype: torch.dtype = torch.float32) -> Whole | None:
     """The same function in other weights, changed in float64; None where it does not fit."""
-    exact = whole(name, seed, torch.float64, kernel)
+    exact = whole(name, seed, torch.float64)
     with torch.no_grad():
         if change(exact, torch.Generator().manual_seed(seed + 50)) is False:
             return None
@@ -671,7 +664,6 @@ class Real:
 
 REAL: dict[str, Real] = {
     "scale": Real(("scale",), lambda la: setattr(la.module, "scaling", la.module.scaling * 1.2)),
-    "queries": Real(("weights",), lambda la: _noisy(la.q.weight, 0.3)),
     "keys": Real(("weights",), lambda la: _noisy(la.k.weight, 0.3)),
     "values": Real(("values",), lambda la: _noisy(la.v.weight, 0.3)),
     "output projection": Real(("weights", "input", "output"), lambda la: _noisy(la.o.weight, 0.3), 1),

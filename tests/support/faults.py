@@ -94,9 +94,15 @@ def count_read(folder: Path) -> int | None:
 
 
 def loop(
-    store: Path, outcome: Outcome, many: int, during: Callable[[int, Writer], None] = lambda step, run: None
-) -> Writer:
-    """A training loop that hands over ``many`` samples."""
+    fault: str,
+    store: Path,
+    many: int,
+    during: Callable[[int, Writer], None] = lambda step, run: None,
+    *,
+    reads: bool = True,
+) -> Outcome:
+    """A training loop that hands over ``many`` samples, and what a reader finds afterwards, if one ``reads``."""
+    outcome = Outcome(fault)
     with heard() as messages:
         run = open_writer(store)
         for step in range(many):
@@ -107,7 +113,8 @@ def loop(
         run.close()
     outcome.went_on, outcome.written, outcome.dropped = True, run.written, run.dropped
     outcome.warnings = messages
-    return run
+    outcome.read = count_read(store) if reads else None
+    return outcome
 
 
 # --- killed ---
@@ -160,7 +167,6 @@ def file_too_large(folder: Path, many: int) -> Outcome:
     """The system refuses to let files grow, as a full disk does; then there is room again."""
     import resource
 
-    outcome = Outcome("disk full (RLIMIT_FSIZE)")
     writer.WAITING_BYTES = 40 * sample(0).values.nbytes
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -172,16 +178,13 @@ def file_too_large(folder: Path, many: int) -> Outcome:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             run.flush()
 
-    loop(folder, outcome, many, during)
-    outcome.read = count_read(folder)
-    return outcome
+    return loop("disk full (RLIMIT_FSIZE)", folder, many, during)
 
 
 def full_at_the_start(folder: Path, many: int) -> Outcome:
     """The disk has room for tables and for no sample when the run begins; in its middle there is more."""
     import resource
 
-    outcome = Outcome("disk full at the start")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
 
@@ -191,19 +194,16 @@ def full_at_the_start(folder: Path, many: int) -> Outcome:
             assert (run.written, run.dropped, run.waiting) == (0, 0, step), "they wait"
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    loop(folder, outcome, many, during)
-    outcome.read = count_read(folder)
-    return outcome
+    return loop("disk full at the start", folder, many, during)
 
 
 def full_from_start_to_end(folder: Path, many: int) -> Outcome:
     """The same, and no room comes."""
     import resource
 
-    outcome = Outcome("disk full from start to end")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    loop(folder, outcome, many)
+    outcome = loop("disk full from start to end", folder, many, reads=False)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     outcome.note = ", ".join(os.listdir(folder))
     return outcome
@@ -211,7 +211,6 @@ def full_from_start_to_end(folder: Path, many: int) -> Outcome:
 
 def no_more_pages(folder: Path, many: int) -> Outcome:
     """SQLite finds the disk full, to the end of the run."""
-    outcome = Outcome("disk full (max_page_count)")
     writer.WAITING_BYTES = 40 * sample(0).values.nbytes
 
     def during(step: int, run: Writer) -> None:
@@ -220,38 +219,32 @@ def no_more_pages(folder: Path, many: int) -> Outcome:
             pages = run._fragment.connection.execute("PRAGMA page_count").fetchone()[0]
             run._fragment.connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
 
-    loop(folder, outcome, many, during)
-    outcome.read = count_read(folder)
-    return outcome
+    return loop("disk full (max_page_count)", folder, many, during)
 
 
 def read_only_folder(folder: Path, many: int) -> Outcome:
     """Nobody may write to the folder."""
-    outcome = Outcome("read-only folder")
     folder.mkdir(exist_ok=True)
     folder.chmod(0o555)
     if os.geteuid() == 0:
         os.setuid(65534)
-    loop(folder / "run", outcome, many)
-    return outcome
+    return loop("read-only folder", folder / "run", many, reads=False)
 
 
 def deleted_folder(folder: Path, many: int) -> Outcome:
     """The folder of the run is removed while it is written to."""
-    outcome = Outcome("deleted folder")
 
     def during(step: int, run: Writer) -> None:
         if step == many // 2:
             run.flush()
             shutil.rmtree(folder)
 
-    loop(folder, outcome, many, during)
-    return outcome
+    return loop("deleted folder", folder, many, during, reads=False)
 
 
 def slow_disk(folder: Path, many: int) -> Outcome:
     """Each sample takes 50 ms to be written, and few may wait."""
-    outcome, append = Outcome("slow disk"), Fragment.append
+    append = Fragment.append
     writer.WAITING_BYTES = 10 * sample(0).values.nbytes
 
     def slow(fragment: Fragment, one: Any) -> None:
@@ -260,12 +253,11 @@ def slow_disk(folder: Path, many: int) -> Outcome:
 
     Fragment.append = slow  # type: ignore[method-assign]
     start = time.perf_counter()
-    loop(folder, outcome, many)
+    outcome = loop("slow disk", folder, many)
     Fragment.append = append  # type: ignore[method-assign]
     outcome.note = (
         f"{many} steps and the end took {time.perf_counter() - start:.1f} s; all written would be {many / 20:.0f} s"
     )
-    outcome.read = count_read(folder)
     return outcome
 
 
@@ -274,7 +266,7 @@ def slow_disk(folder: Path, many: int) -> Outcome:
 
 def forked(folder: Path, many: int) -> Outcome:
     """Children take samples and end in every way that Python has, while their parent writes."""
-    outcome, ends = Outcome("fork"), []
+    ends: list[int] = []
 
     def during(step: int, run: Writer) -> None:
         if step % (many // 3):
@@ -290,18 +282,16 @@ def forked(folder: Path, many: int) -> Outcome:
                     end()
             ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    loop(folder, outcome, many, during)
+    outcome = loop("fork", folder, many, during)
     assert set(ends) == {7, -signal.SIGTERM}, ends
-    outcome.read = count_read(folder)
     return outcome
 
 
 def garbage_file(folder: Path, many: int) -> Outcome:
     """Something else stands where the file of the run would."""
-    outcome = Outcome("garbage file")
     folder.mkdir(exist_ok=True)
     (folder / "fragment-0.sqlite").write_bytes(random.Random(0).randbytes(10_000))
-    loop(folder, outcome, many)
+    outcome = loop("garbage file", folder, many, reads=False)
     assert (folder / "fragment-0.sqlite").read_bytes() == random.Random(0).randbytes(10_000)
     return outcome
 
@@ -311,7 +301,6 @@ def data_loader_workers(folder: Path, many: int) -> Outcome:
     import torch
     from torch.utils.data import DataLoader
 
-    outcome = Outcome("DataLoader workers")
     loader = DataLoader(
         torch.arange(float(many)).tolist(),  # pyright: ignore[reportArgumentType]
         num_workers=2,
@@ -322,9 +311,7 @@ def data_loader_workers(folder: Path, many: int) -> Outcome:
     def during(step: int, run: Writer) -> None:
         assert float(next(batches)) == step
 
-    loop(folder, outcome, many, during)
-    outcome.read = count_read(folder)
-    return outcome
+    return loop("DataLoader workers", folder, many, during)
 
 
 @contextmanager
@@ -348,7 +335,6 @@ def other_process(work: Callable[[], object]) -> Iterator[None]:
 
 def two_writers(folder: Path, many: int) -> Outcome:
     """Another process writes to the same run; the second one in this process is refused, too."""
-    outcome = Outcome("two writers")
 
     def first() -> Writer:
         run = open_writer(folder)
@@ -357,14 +343,13 @@ def two_writers(folder: Path, many: int) -> Outcome:
         return run
 
     with other_process(first):
-        loop(folder, outcome, many)
+        outcome = loop("two writers", folder, many, reads=False)
     outcome.read = count_read(folder)
     return outcome
 
 
 def exclusive_from_the_start(folder: Path, many: int) -> Outcome:
     """Another process holds SQLite's exclusive lock for good: a file system that refuses locks."""
-    outcome = Outcome("locks refused at the start")
     folder.mkdir(exist_ok=True)
     open_writer(folder).close()
 
@@ -375,13 +360,11 @@ def exclusive_from_the_start(folder: Path, many: int) -> Outcome:
         return connection
 
     with other_process(first):
-        loop(folder, outcome, many)
-    return outcome
+        return loop("locks refused at the start", folder, many, reads=False)
 
 
 def exclusive_for_a_while(folder: Path, many: int) -> Outcome:
     """Another process holds the lock in the middle of the run, longer than SQLite waits, and gives it back."""
-    outcome = Outcome("locks refused for a while")
 
     def first() -> sqlite3.Connection:
         connection = sqlite3.connect(folder / "fragment-0.sqlite", isolation_level=None)
@@ -394,11 +377,10 @@ def exclusive_for_a_while(folder: Path, many: int) -> Outcome:
             with other_process(first):
                 for further in range(step, step + 20):
                     run.take(sample(further))
-                    outcome.taken += 1
                 time.sleep(3 * schema.PATIENCE_SECONDS)
 
-    loop(folder, outcome, many, during)
-    outcome.read = count_read(folder)
+    outcome = loop("locks refused for a while", folder, many, during)
+    outcome.taken += 20  # beside those of the loop
     return outcome
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tests.support.oracle import FLOAT, Array, Inputs, plogp
+from tests.support.oracle import FLOAT, Array, Inputs, row_statistics
 
 Weights = Callable[[Array], Array]
 """Scores [n] of the keys a row sees -> weights [n]."""
@@ -129,40 +129,21 @@ NAMES = (
 def forward(call: Inputs, weights: list[Weights]) -> Results:
     """Output [B, H, Q, E], statistics [B, H, Q] and key_mass [B, H, K]; ``weights``: one per head."""
     batch, heads, rows = call.query.shape[:3]
-    keys = call.key.shape[2]
     assert call.value is not None
     output = np.zeros((batch, heads, rows, call.value.shape[3]), FLOAT)
     found = {name: np.zeros((batch, heads, rows), FLOAT) for name in NAMES}
-    key_mass, terms = np.zeros((batch, heads, keys), FLOAT), 0.0
+    key_mass, terms = np.zeros((batch, heads, call.key.shape[2]), FLOAT), 0.0
     for b, h, i in np.ndindex(batch, heads, rows):
         row = call.row(b, h, i)
-        if row.n == 0:
-            found["max_logit"][b, h, i] = -np.inf
-            continue
-        terms = max(terms, float(row.terms.max()), float(np.abs(row.scores).max()))
-        w = weights[h](row.scores)
-        p = w / w.sum()
-        mean = (p * row.scores).sum()
-        values = {
-            "entropy": plogp(p).sum(),
-            "normalized_entropy": plogp(p).sum() / np.log(FLOAT(row.n)) if row.n > 1 else 0,
-            "effective_tokens": 1 / (p * p).sum(),
-            "max_weight": p.max(),
-            "max_logit": row.scores.max(),
-            "mean_logit": mean,
-            "logit_variance": (p * (row.scores - mean) ** 2).sum(),
-            "visible_keys": row.n,
-            "mass": w.sum(),
-            "first_token_mass": p[row.first].sum(),
-            "support_size": (p > np.finfo(np.float64).tiny).sum(),
-            "mean_distance": (p * row.distance).sum(),
-            "gini": (np.sort(p) * (2 * np.arange(1, row.n + 1) - row.n - 1)).sum() / row.n,
-            "score_variance": ((row.scores - row.scores.mean()) ** 2).mean(),
-            "self_weight": p[row.distance == 0].sum(),
-            "span_mass": p[row.marked].sum(),
-        }
-        for name, value in values.items():
-            found[name][b, h, i] = value
-        key_mass[b, h, row.places] += p
-        output[b, h, i] = w @ call.values(b, h, row)
+        if row.n:
+            terms = max(terms, float(row.terms.max()), float(np.abs(row.scores).max()))
+            w = weights[h](row.scores)
+            vars(row).update(share=w.sum(), p=w / w.sum())  # in the place of softmax's
+            key_mass[b, h, row.places] += row.p
+            output[b, h, i] = w @ call.values(b, h, row)
+        values = row_statistics(row)
+        if row.n:
+            values["support_size"] = FLOAT((row.p > np.finfo(np.float64).tiny).sum())
+        for name in NAMES:
+            found[name][b, h, i] = values[name]
     return Results(output, found | {"key_mass": key_mass}, terms)
