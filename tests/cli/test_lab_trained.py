@@ -15,7 +15,7 @@ import pytest
 
 from attemper import lab
 from attemper.lab.experiment import Column, Experiment, Table
-from tests.support.command import Run, bad_usage, one_line
+from tests.support.command import Run, bad_usage
 
 RESULT = Experiment(
     name="collapse", question="is this a test?", seed=0, charts=(),
@@ -137,10 +137,10 @@ def test_options_that_would_do_nothing_are_bad_usage(command, asked: dict[str, A
 
 
 def test_results_that_are_missing_or_of_something_else_are_refused(command, asked: dict[str, Any], tmp_path: Path):
-    one_line(command("collapse", "--results", tmp_path / "none.json"), 1, "is not a results file")
     (tmp_path / "other.json").write_text('{"schema": 1, "experiment": "length"}')
-    other = command("collapse", "--results", tmp_path / "other.json")
-    one_line(other, 1, "holds no results of 'collapse' in schema 1")
+    for name, message in ("none", "is not a results file"), ("other", "holds no results of 'collapse' in schema 1"):
+        ended = command("collapse", "--results", tmp_path / f"{name}.json")
+        assert (ended.code, ended.out, message in ended.err) == (1, "", True), ended.err
     assert not asked
 
 

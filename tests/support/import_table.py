@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.structure import parsed, room_of
@@ -104,7 +104,7 @@ class Import:
 
     line: int
     target: str
-    functions: tuple[str, ...]
+    in_function: bool
     for_type_checkers: bool
     members: tuple[str, ...] = ()
     """What is taken from the target: names in it, or modules of a package."""
@@ -112,82 +112,47 @@ class Import:
     @property
     def early(self) -> bool:
         """Whether it runs as soon as its module loads."""
-        return not self.functions and not self.for_type_checkers
-
-
-@dataclass
-class Imports(ast.NodeVisitor):
-    """Collects every import of a module: statements, and ``import_module`` or ``__import__`` of a literal name."""
-
-    package: str
-    """What a relative import starts from."""
-    homes: Mapping[str, str]
-    """Public name -> the module it comes from: ``from attemper import attention`` is an import of that module."""
-    by_call: bool
-    """Whether a call may import something. Where none does, expressions are not looked through."""
-    found: list[Import] = field(default_factory=list)
-    functions: tuple[str, ...] = ()
-    for_type_checkers: bool = False
-
-    def add(self, node: ast.AST, target: str, members: tuple[str, ...] = ()) -> None:
-        self.found.append(Import(getattr(node, "lineno", 0), target, self.functions, self.for_type_checkers, members))
-
-    def visit(self, node: ast.AST) -> None:
-        if self.by_call or not isinstance(node, ast.expr):
-            super().visit(node)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            self.add(node, alias.name)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        module = node.module or ""
-        if node.level:
-            start = self.package.split(".")[: len(self.package.split(".")) - node.level + 1]
-            module = ".".join([*start, module] if module else start)
-        if module != FACADE:
-            self.add(node, module, tuple(alias.name for alias in node.names))
-            return
-        for alias in node.names:
-            if alias.name == "__version__":
-                continue
-            self.add(node, FACADE if alias.name == "*" else self.homes.get(alias.name, f"{FACADE}.{alias.name}"))
-
-    def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
-            self.add(node, str(node.args[0].value))
-        self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        # Decorators and defaults run where the function is defined, not when it is called.
-        for outside in (*node.decorator_list, node.args):
-            self.visit(outside)
-        self.functions = (*self.functions, node.name)
-        for statement in node.body:
-            self.visit(statement)
-        self.functions = self.functions[:-1]
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_If(self, node: ast.If) -> None:
-        before = self.for_type_checkers
-        self.visit(node.test)
-        self.for_type_checkers = before or ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        for statement in node.body:
-            self.visit(statement)
-        self.for_type_checkers = before
-        for statement in node.orelse:
-            self.visit(statement)
+        return not self.in_function and not self.for_type_checkers
 
 
 def imports_of(path: str, source: str, homes: Mapping[str, str]) -> list[Import]:
-    """Imports of the file ``path`` (relative to src), but for those that an ``__init__.py`` keeps for type checkers."""
-    place = Path(path)
-    visitor = Imports(".".join(place.parent.parts), homes, "import_module" in source or "__import__" in source)
-    visitor.visit(parsed(source))
-    is_init = place.name == "__init__.py"
-    return [found for found in visitor.found if not (is_init and found.for_type_checkers)]
+    """Imports of the file ``path`` (relative to src), but for those that an ``__init__.py`` keeps for type checkers:
+    statements, and ``import_module`` or ``__import__`` of a literal name. Ruff refuses relative ones.
+
+    Args:
+        homes: public name -> the module it comes from: ``from attemper import attention`` is an import of that module.
+    """
+    by_call = "import_module" in source or "__import__" in source  # else expressions are not looked through
+    found = _found(parsed(source), homes, by_call, False, False)
+    is_init = Path(path).name == "__init__.py"
+    return [one for one in found if not (is_init and one.for_type_checkers)]
+
+
+def _found(
+    node: ast.AST, homes: Mapping[str, str], by_call: bool, in_function: bool, for_type_checkers: bool
+) -> Iterator[Import]:
+    where = in_function, for_type_checkers
+    match node:
+        case ast.Import():
+            yield from (Import(node.lineno, alias.name, *where) for alias in node.names)
+        case ast.ImportFrom(module=str(module)) if module != FACADE:
+            yield Import(node.lineno, module, *where, tuple(alias.name for alias in node.names))
+        case ast.ImportFrom():
+            names = [alias.name for alias in node.names if alias.name != "__version__"]
+            targets = (FACADE if name == "*" else homes.get(name, f"{FACADE}.{name}") for name in names)
+            yield from (Import(node.lineno, target, *where) for target in targets)
+        case ast.Call(args=[ast.Constant(value=str(target)), *_]):
+            if ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+                yield Import(node.lineno, target, *where)
+    inside, typed = (), ()
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        inside = node.body  # decorators and defaults run where the function is defined, not when it is called
+    elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        typed = node.body
+    for child in ast.iter_child_nodes(node):
+        if by_call or not isinstance(child, ast.expr):
+            late, only_typed = in_function or child in inside, for_type_checkers or child in typed
+            yield from _found(child, homes, by_call, late, only_typed)
 
 
 def layer_of(module: str) -> str:
