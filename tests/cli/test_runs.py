@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -332,20 +333,25 @@ def test_watch_says_new_alarms_in_the_language_that_is_asked_for(command: Run, t
 
 def test_watch_follows_parts_to_their_end(command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra parquet)")
+    monkeypatch.setattr(SHOW, "REFRESH_SECONDS", 0.05)
     monkeypatch.setattr("attemper.store.parts.PART_SECONDS", 1.0)
     fragment = Fragment(None)
-    published, steps = Parts(fragment, FolderTarget(tmp_path), 0), iter(range(5))
+    published = Parts(fragment, FolderTarget(tmp_path), 0)
 
-    def train(_seconds: float) -> None:
-        step = next(steps, None)
-        time.sleep(0.05)
-        if step is not None:
-            fragment.append(replace(sample(step), time=time.time()))
-            published.publish()
+    def publish(step: int) -> None:
+        fragment.append(replace(sample(step), time=time.time()))
+        published.publish()
 
-    train(0)
-    monkeypatch.setattr(SHOW, "time", SimpleNamespace(monotonic=time.monotonic, sleep=train))
+    def train() -> None:
+        for step in range(1, 5):
+            time.sleep(0.3)
+            publish(step)
+
+    publish(0)
+    thread = threading.Thread(target=train)
+    thread.start()
     code, out, err = command("watch", tmp_path, "--json")
+    thread.join()
     documents = [json.loads(line) for line in out.splitlines()]
     assert (code, err, documents[0]["live"], documents[-1]["samples"]) == (0, "", True, 5)
     assert len(documents) > 2
