@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attemper.lab.trained.summary import WINDOW
+from attemper.readings.alarm_laws import FIRST, SPAN, Array, doubling_time, fall_from_baseline, median_of_three
 from attemper.readings.alarms import KINDS
-from attemper.readings.laws import FIRST, SPAN, Array, doubling_time, fall_from_baseline, median_of_three
 from research.early_warning.spacing import ATTENTION, SPACING
 
 Signals = Mapping[str, npt.NDArray[np.float32]]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attemper.readings.laws import Array
+from attemper.readings.alarm_laws import Array
 
 MOST_MEMBERS = 3
 """Of a combination."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import attemper
-from attemper.readings import laws
+from attemper.readings import alarm_laws
 from attemper.readings.alarms import ALARMS, AlarmKind
 from research import RESULTS
 from research.early_warning.tables import experiment
@@ -25,7 +25,7 @@ def limit(kind: AlarmKind) -> str:
     """Where it begins and ends, in words."""
     if kind.limit is None:
         return "above 0; ends at 0"
-    above = (laws.LAWS[kind.law].side or kind.side) == "above"
+    above = (alarm_laws.LAWS[kind.law].side or kind.side) == "above"
     floor = "" if kind.floor is None else f", where it is {kind.side} {kind.floor:g}"
     return (
         f"{'above' if above else 'below'} {kind.limit:g} {kind.unit}{floor}; ends at {kind.end(kind.limit, above):.4g}"
@@ -94,8 +94,8 @@ CONSTANTS = (
 
 def test_laws_and_their_constants_are_those_of_the_page_of_formulas():
     (section,) = re.findall(r"^## Laws of alarms\n(.*?)(?=^## |\Z)", MATHS, re.MULTILINE | re.DOTALL)
-    assert [name for name in CONSTANTS if f"{getattr(laws, name):g} ({name})" not in section] == []
-    for law in laws.LAWS:
+    assert [name for name in CONSTANTS if f"{getattr(alarm_laws, name):g} ({name})" not in section] == []
+    for law in alarm_laws.LAWS:
         assert f"| {law.replace('_', ' ')} |" in section
 
 

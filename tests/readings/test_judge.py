@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attemper.readings.alarm_laws import LASTING, RECENT, outside
 from attemper.readings.alarms import (
     KINDS,
     NO_THRESHOLD,
@@ -23,7 +24,6 @@ from attemper.readings.alarms import (
     with_shared_advice,
 )
 from attemper.readings.judge import Judge, judge
-from attemper.readings.laws import LASTING, RECENT, outside
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteLabel

@@ -15,6 +15,7 @@ import pytest
 
 import attemper
 from attemper import InputError
+from attemper.readings.alarm_laws import LAWS
 from attemper.readings.alarms import (
     ALARMS,
     DEFAULT_LIMITS,
@@ -29,7 +30,6 @@ from attemper.readings.alarms import (
     lines,
     with_shared_advice,
 )
-from attemper.readings.laws import LAWS
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
 from attemper.readings.sample import QUANTITIES

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attemper.readings.laws import LOSSES, spike
+from attemper.readings.alarm_laws import LOSSES, spike
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.loss_judge import LossJudge
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from attemper.readings import judge, run_judge
+from attemper.readings.alarm_laws import VERSION
 from attemper.readings.judge import Judge
-from attemper.readings.laws import VERSION
 from attemper.readings.run_judge import RunJudge
 from attemper.readings.sample import Sample, Samples
 from tests.support.runs import collapsing, in_turns, restless, with_gaps

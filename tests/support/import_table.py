@@ -86,7 +86,7 @@ RESEARCH_INTERNALS = {
     "attemper.files",  # files that are written whole or not at all
     "attemper.readings.alarms",  # the list of alarms, which is judged
     "attemper.readings.judge",  # the judge of alarms
-    "attemper.readings.laws",  # the laws by which detectors are what a watch computes
+    "attemper.readings.alarm_laws",  # the laws by which detectors are what a watch computes
     "attemper.readings.reading",  # the fewest keys of a row that counts
     "attemper.readings.run_judge",  # the same of a whole run
     "attemper.readings.sample",  # what the judge is given

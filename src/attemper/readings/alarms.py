@@ -1,7 +1,8 @@
 """What is alarming in readings: plain limits on plain numbers, each alarm with what it may mean and what to do.
 
 ``ALARMS`` is the one list of them. Limits, advice, pages, tables, trackers and the command line iterate over it: to add
-an alarm is to add a record to it. What each measures is a law of ``laws.py``; ``judge.py`` applies the laws to samples.
+an alarm is to add a record to it. What each measures is a law of ``alarm_laws.py``; ``judge.py`` applies the laws to
+samples.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class AlarmKind:
     unit: str = ""
     """Of its limit."""
     law: str = "level"
-    """A name of ``laws.LAWS``: what is held against the limit."""
+    """A name of ``alarm_laws.LAWS``: what is held against the limit."""
     release: float = 0.1
     """It ends where the value comes back by this share of the limit, so that one alarm is one alarm."""
     until: float | None = None
@@ -578,7 +579,7 @@ def is_by_job(alarm: Alarm) -> bool:
 
 def rings_above(kind: AlarmKind) -> bool:
     """Whether it rings where its measure, not the statistic, is above the limit."""
-    from attemper.readings.laws import LAWS  # NumPy: a list of alarms is read without
+    from attemper.readings.alarm_laws import LAWS  # NumPy: a list of alarms is read without
 
     return (LAWS[kind.law].side or kind.side) == "above"
 

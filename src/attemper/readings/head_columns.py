@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from attemper.readings.alarm_laws import Array
 from attemper.readings.calls import apart, first_call
-from attemper.readings.laws import Array
 from attemper.readings.sample import Sample, Samples, SiteKey, SiteLabel
 
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from attemper.readings.alarm_laws import LAWS, MARKS, SPAN, VERSION, Array
 from attemper.readings.alarms import KINDS, MEAN_OF, OF_HEADS, SEVERITIES, TEXTS, AlarmKind, rings_above, urgency
 from attemper.readings.head_columns import Columns
-from attemper.readings.laws import LAWS, MARKS, SPAN, VERSION, Array
 from attemper.readings.limits import AlarmLimits
-from attemper.readings.loss_judge import LossJudge
+from attemper.readings.loss_judge import MOST_ENDED, LossJudge
 from attemper.readings.memory import Memory, pad
 from attemper.readings.reading import FEWEST_KEYS, Alarm, number
 from attemper.readings.sample import RANK_DIFFERENCE, Sample
@@ -32,8 +32,6 @@ LEAST_CLIPPED = 5.0
 """The least: see ``NO_THRESHOLD``."""
 WHOLE_FIRST = sorted(OF_HEADS, key=lambda kind: not kind.whole)
 """In the order of judging: where a whole site rings, its heads raise no alarm of their own."""
-MOST_ENDED = 10_000
-"""Of the alarms that have ended, the latest so many are kept."""
 COUNTS = ("rows", "judged_rows", "empty_rows", "nonfinite_rows")
 BESIDE = tuple(kind.beside for kind in OF_HEADS if kind.beside)
 """Quantities that messages name and nothing judges."""

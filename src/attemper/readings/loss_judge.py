@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from attemper.readings.alarm_laws import ALONE, LOSSES, STEADY, spike
 from attemper.readings.alarms import KINDS, LOSS
-from attemper.readings.laws import ALONE, LOSSES, STEADY, spike
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm, number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from attemper.readings.laws import MARKS, Array, Law, Window, median_of_three, settle
+from attemper.readings.alarm_laws import MARKS, Array, Law, Window, median_of_three, settle
 
 PAIRS = 1 << 16
 """Windows of so many readings are made at a time: 9 MB of earlier values."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attemper.readings.laws import FIRST, MARKS, Array, Law, Window, settle
+from attemper.readings.alarm_laws import FIRST, MARKS, Array, Law, Window, settle
 from attemper.readings.many_samples import Stretch, mark, origin
 
 _OF_HEADS = ("_recent", "_marks", "_steps", "_first", "_baseline", "_centre", "_spread", "_kept", "_calm")

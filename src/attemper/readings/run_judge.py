@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attemper.readings.alarm_laws import LAWS, Array
 from attemper.readings.alarms import OF_HEADS, AlarmKind, rings_above
 from attemper.readings.judge import (
     BESIDE,
@@ -28,7 +29,6 @@ from attemper.readings.judge import (
     beyond_floor,
     figure_of,
 )
-from attemper.readings.laws import LAWS, Array
 from attemper.readings.many_samples import Stretch
 from attemper.readings.sample import Samples, SiteLabel
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attemper.readings.laws import Array
+from attemper.readings.alarm_laws import Array
 from attemper.readings.sample import SURPLUS, Sample, SiteKey
 
 LIKE = 5

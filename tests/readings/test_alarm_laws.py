@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attemper.readings.laws import (
+from attemper.readings.alarm_laws import (
     LAWS,
     LEAST_FALL,
     LEAST_SHARE,
