@@ -1,12 +1,14 @@
-"""What a judge remembers of one quantity: the latest readings of every head, earlier values, and what was normal."""
+"""What a judge remembers of one quantity, after one sample or many: latest readings, earlier values, what was normal."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from attemper.readings.alarm_laws import FIRST, MARKS, Array, Law, Window, settle
-from attemper.readings.many_samples import Stretch, mark, origin
+from attemper.readings.alarm_laws import FIRST, MARKS, Array, Law, Window, median_of_three, settle
 
+PAIRS = 1 << 16
+"""Windows of so many readings are made at a time: 9 MB of earlier values."""
 _OF_HEADS = ("_recent", "_marks", "_steps", "_first", "_baseline", "_centre", "_spread", "_kept", "_calm")
 """What a memory has, a column a head."""
 
@@ -80,9 +82,7 @@ class Memory:
         return Window(self._recent, self._steps, self._marks, self._baseline, self._centre, self._spread)
 
     def origin(self, heads: slice, *, above: bool) -> tuple[float, int] | None:
-        """The latest earlier value, and its step, that was at most half of what is now (``above``), or at least twice
-        that; else the earliest known. Of several heads their mean. None if there is nothing earlier.
-        """
+        """As the function ``origin``, of these heads."""
         return origin(self._marks[:, heads], self._steps[:, heads], self._recent[-1, heads], above=above)
 
     def follow(self, steps: Array, values: Array) -> Stretch:
@@ -130,6 +130,201 @@ class Memory:
         if len(full):
             self._centre[full], self._spread[full] = settle(self._marks[:-1, full])
             self._calm[full] = 0
+
+
+class Stretch:
+    """Readings of a stretch of samples: rows are samples, or readings, which stand without gaps for each head.
+
+    Reading j of a head has the ``depth`` - 1 before it in the rows from j on of ``_values``, and the ``MARKS`` earlier
+    values before it in the rows from ``_marked[j]`` on of ``_marks``.
+    """
+
+    def __init__(self, recent: Array, marks: Array, marked: Array, spacing: Array, baseline: Array, steps: Array,
+                 values: Array) -> None:  # fmt: skip
+        """
+        Args:
+            recent, marks, marked, spacing, baseline: of the memory before the stretch; the last rows are of no account.
+            steps: [samples] ascending for each head.
+            values: [samples, H], NaN where there is no reading.
+        """
+        self.values, self._steps = values, steps
+        self.present = ~np.isnan(values)
+        self._whole = bool(self.present.all())
+        rows = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
+        self.before = rows if self._whole else self.present.cumsum(0) - self.present
+        """[samples, H] how many readings of the stretch a head has before each sample."""
+        self._depth = len(recent)
+        readings = self.readings_of(values, np.nan)
+        self._values = np.concatenate([recent[:-1], readings])
+        self._recent = np.moveaxis(sliding_window_view(self._values, self._depth, 0), -1, 0)
+        self.shape = readings.shape
+        self.later_baseline = np.where(np.isnan(baseline), readings[0], baseline)
+        """[H] after the first reading."""
+        self._baseline = np.broadcast_to(self.later_baseline, self.shape)
+        if np.isnan(baseline).any():
+            self._baseline = np.concatenate([baseline[None], self._baseline[1:]])
+        self._centre = self._spread = np.broadcast_to(np.nan, self.shape)
+        self._marks = self._marked_steps = np.empty((0, 0))
+        self._due = np.zeros(self.shape, bool)
+        if len(marks):
+            self._mark(marks, marked, spacing)
+
+    def _mark(self, marks: Array, steps: Array, spacing: Array) -> None:
+        """Finds the readings that become earlier values."""
+        self._now = mark(self._recent)
+        at = self.readings_of(np.broadcast_to(self._steps[:, None], self.values.shape), np.nan)
+        due, alike = self._find_due(at, steps[-2], spacing)
+        marked = np.concatenate([np.zeros((1, due.shape[1]), np.int64), due.cumsum(0)])
+        self._due, self._marked = due[:, alike], marked[:, alike]
+        more = np.full((int(self._marked[-1].max(initial=0)), self.shape[1]), np.nan)
+        self._marks, self._marked_steps = (np.concatenate([rows[:-1], more]) for rows in (marks, steps))
+        row, head = np.nonzero(self._due)
+        place = MARKS + self._marked[row, head], head
+        self._marks[place], self._marked_steps[place] = self._now[row, head], at[row, head]
+
+    def _find_due(self, steps: Array, last: Array, spacing: Array) -> tuple[np.ndarray, np.ndarray]:
+        """[readings, kinds] which stand at least ``spacing`` steps after the one before, and [H] the kind of each head:
+        heads that are read at the same steps are alike.
+        """
+        read = [b""] * len(last) if self._whole else [one.tobytes() for one in np.packbits(self.present, 0).T]
+        keys = list(zip(read, np.where(np.isnan(last), -np.inf, last).tolist(), spacing.tolist(), strict=True))
+        firsts = {key: head for head, key in reversed(list(enumerate(keys)))}
+        found = np.zeros((len(steps), len(firsts)), bool)
+        for kind, ((_, before, apart), head) in enumerate(firsts.items()):
+            for row, step in enumerate(steps[~np.isnan(steps[:, head]), head].tolist()):
+                if not step - before < apart:
+                    found[row, kind], before = True, step
+        order = {key: kind for kind, key in enumerate(firsts)}
+        return found, np.array([order[key] for key in keys], np.int64)
+
+    def settle(self, centre: Array, spread: Array, calm: np.ndarray, healthy: np.ndarray | None) -> None:
+        """Finds the settled stretch of each head, from which drift is measured.
+
+        Args:
+            centre, spread, calm: of the memory before.
+            healthy: [samples, H]; None for a quantity from which no drift is measured.
+        """
+        self._centre, self._spread = (np.broadcast_to(one, self.shape) for one in (centre, spread))
+        self.settled = centre, spread, calm
+        if healthy is None:
+            return
+        fit = self.readings_of(healthy, True)
+        marked = self._marked[1:]
+        ill_since = np.maximum.accumulate(np.where(fit, 0, marked), 0)
+        stretch = marked - ill_since + np.where(np.logical_and.accumulate(fit, 0), calm, 0)
+        committed = self.before[-1]
+        tries = self._due & fit & (stretch % MARKS == 0) & np.isnan(centre)
+        tries &= np.arange(len(tries))[:, None] < committed
+        row, head = np.nonzero(tries)
+        found = settle(self._marks[marked[row, head] + np.arange(MARKS)[:, None], head])
+        settled = np.flatnonzero(~np.isnan(found[0])).tolist()
+        if settled:
+            centre, spread = centre.copy(), spread.copy()
+            self._centre, self._spread = self._centre.copy(), self._spread.copy()
+        for at in settled:
+            column = head[at]
+            if np.isnan(centre[column]):
+                centre[column], spread[column] = found[0][at], found[1][at]
+                self._centre[row[at] + 1 :, column], self._spread[row[at] + 1 :, column] = found[0][at], found[1][at]
+        last = np.take_along_axis(stretch, np.maximum(committed - 1, 0)[None], 0)[0] % MARKS
+        self.settled = centre, spread, np.where(committed > 0, last, calm)
+
+    # --- between samples and readings ---
+
+    def readings_of(self, rows: np.ndarray, missing: float) -> np.ndarray:
+        """[readings, H] of [samples, H]."""
+        if self._whole:
+            return rows
+        found = np.full((max(1, int(self.present.sum(0).max(initial=0))), rows.shape[1]), missing, rows.dtype)
+        row, head = np.nonzero(self.present)
+        found[self.before[row, head], head] = rows[row, head]
+        return found
+
+    def samples_of(self, rows: Array) -> Array:
+        """[samples, H] of [readings, H]; NaN where a sample has no reading."""
+        if self._whole:
+            return rows
+        return np.where(self.present, np.take_along_axis(rows, np.minimum(self.before, len(rows) - 1), 0), np.nan)
+
+    # --- what is judged ---
+
+    @property
+    def window(self) -> Window:
+        """[..., readings, H]: as laws without a floor look at it, of earlier values only the last."""
+        now = self._now[None] if len(self._marks) else np.empty((0, *self.shape))
+        return Window(self._recent, now, now, self._baseline, self._centre, self._spread)
+
+    @property
+    def latest(self) -> Array:
+        """[samples, H] the last of the earlier values, which is now."""
+        return self.samples_of(self._now)
+
+    @property
+    def normal(self) -> tuple[Array, Array]:
+        """[samples, H] baseline and centre."""
+        return self.samples_of(self._baseline), self.samples_of(self._centre)
+
+    def earlier(self, back: int) -> Array:
+        """[samples, H] so many readings before that of the sample, or before the one that it lacks."""
+        return np.take_along_axis(self._values, self.before + self._depth - 1 - back, 0) if back else self.values
+
+    def measure(self, law: Law, where: np.ndarray) -> Array:
+        """[samples, H] what the law measures at some of the readings; NaN elsewhere."""
+        found = np.full(where.shape, np.nan)
+        rows, heads = np.nonzero(where & self.present)
+        for start in range(0, len(rows), PAIRS):
+            row, head = rows[start : start + PAIRS], heads[start : start + PAIRS]
+            at = self.before[row, head], head
+            recent = self._values[at[0] + np.arange(self._depth)[:, None], head]
+            marks, steps = self.marks(row, head)
+            normal = self._baseline[at], self._centre[at], self._spread[at]
+            found[row, head] = law.measure(Window(recent, steps, marks, *normal))
+        return found
+
+    def marks(self, row: np.ndarray | int, head: np.ndarray) -> tuple[Array, Array]:
+        """[MARKS + 1, ...] earlier values of heads at a sample, and their steps."""
+        if not len(self._marks):
+            return self._marks, self._marks
+        at, here = self.before[row, head], self.present[row, head]
+        place = self._marked[at, head] + np.arange(MARKS)[:, None], head
+        now = np.where(here, self._now[np.minimum(at, len(self._now) - 1), head], np.nan)
+        step = np.where(here, self._steps[row], np.nan)
+        return np.concatenate([self._marks[place], now[None]]), np.concatenate([self._marked_steps[place], step[None]])
+
+    def origin(self, row: int, heads: slice, *, above: bool) -> tuple[float, int] | None:
+        """As ``Memory.origin``, at a sample."""
+        if not len(self._marks):
+            return None
+        marks, steps = self.marks(row, np.arange(heads.start, heads.stop))
+        return origin(marks, steps, self.values[row, heads], above=above)
+
+    @property
+    def recent(self) -> Array:
+        """[depth, H] the latest readings after the stretch."""
+        heads = np.arange(self.shape[1])
+        kept = self._values[self.before[-1] + np.arange(self._depth - 1)[:, None], heads]
+        return np.concatenate([kept, self.values[-1:]])
+
+
+def mark(recent: Array) -> Array:
+    """The earlier value that the last of the readings becomes: the median of three, and before that the reading."""
+    middle = median_of_three(recent[-3], recent[-2], recent[-1])
+    return np.where(np.isnan(middle), recent[-1], middle)
+
+
+def origin(marks: Array, steps: Array, now: Array, *, above: bool) -> tuple[float, int] | None:
+    """The latest earlier value, and its step, that was at most half of what is now (``above``), or at least twice that;
+    else the earliest known. Of several heads their mean. None if there is nothing earlier.
+    """
+    known = ~np.isnan(marks)
+    mean = np.where(known, marks, 0.0).sum(1) / np.maximum(known.sum(1), 1)
+    earlier = np.flatnonzero(known[:-1].any(1))
+    if not len(earlier):
+        return None
+    middle = np.nanmean(now)
+    far = earlier[mean[earlier] <= middle / 2 if above else mean[earlier] >= middle * 2]
+    row = far[-1] if len(far) else earlier[0]
+    return float(mean[row]), int(np.nanmax(steps[row]))
 
 
 def pad(rows: np.ndarray, more: int) -> np.ndarray:

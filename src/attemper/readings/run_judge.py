@@ -29,7 +29,7 @@ from attemper.readings.judge import (
     beyond_floor,
     figure_of,
 )
-from attemper.readings.many_samples import Stretch
+from attemper.readings.memory import Stretch
 from attemper.readings.sample import Samples, SiteLabel
 
 FEWEST, MOST = 16, 4096
