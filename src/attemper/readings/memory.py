@@ -1,4 +1,4 @@
-"""What a judge remembers of one quantity, after one sample or many: latest readings, earlier values, what was normal."""
+"""What a judge remembers of one quantity after one sample or many: latest readings, earlier values, what was normal."""
 
 from __future__ import annotations
 

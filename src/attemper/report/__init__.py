@@ -1,13 +1,12 @@
 """A reading as a page: one HTML file that opens offline, for people. Never imports torch.
 
 ``page`` puts it together from ``templates`` and ``assets`` (ours) and ``vendor`` (ECharts); ``document`` is the data
-it carries, ``verdict`` the sentence at its top, ``overview`` what is seen without scripts.
+it carries, ``headline`` the sentence at its top, ``key_figures`` what is seen without scripts.
 ``comparison`` is the page of two scans.
 """
 
 from __future__ import annotations
 
-from attemper.report.comparison import write_comparison
 from attemper.report.page import page, write
 
-__all__ = ["page", "write", "write_comparison"]
+__all__ = ["page", "write"]

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from markupsafe import Markup
-
-from attemper import __version__
-from attemper.report.page import asset, policy, script_of, templates
+from attemper.report.page import plain_page
 from attemper.report.texts import Message, keys_of, message, message_of, page_texts, reason, texts
-from attemper.text import clean, number, script_json
+from attemper.text import clean, number
 
 _SCRIPTS = ("document", "texts", "colours", "theme", "explanation")
 _FIGURES = ("rows", "keys", "weight", "moved")
@@ -27,25 +24,18 @@ def check_page(document: Mapping[str, Any]) -> str:
     broken = sum(rule["verdict"] == "broken" for rule in document["rules"])
     unread = [(clean(name), reason(clean(why))) for name, why in document["unread"].items()]
     said = [*(one[part] for one in rules for part in ("finding", "observed")), *(why for _, why in unread)]
-    style = asset("page.css") + asset("explanation.css") + asset("check.css")
-    script = script_of(_SCRIPTS, "start();\n")
-    return (
-        templates()
-        .get_template("check.html.j2")
-        .render(
-            model=clean(document["model"]),
-            document=document,
-            rules=rules,
-            broken=broken,
-            level="critical" if broken else "fine",
-            figures=_FIGURES,
-            unread=unread,
-            policy=policy(style, (script,)),
-            style=Markup(style),
-            script=Markup(script),
-            data=Markup(script_json({"texts": page_texts(said, of="checked")})),
-            version=__version__,
-        )
+    return plain_page(
+        "check",
+        ("page", "explanation", "check"),
+        _SCRIPTS,
+        {"texts": page_texts(said, of="checked")},
+        model=clean(document["model"]),
+        document=document,
+        rules=rules,
+        broken=broken,
+        level="critical" if broken else "fine",
+        figures=_FIGURES,
+        unread=unread,
     )
 
 

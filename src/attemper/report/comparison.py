@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
-from attemper import __version__
-from attemper.files import write_whole
 from attemper.readings.labels import pattern_of
 from attemper.report.document import Quantity, mode_of, number_said, quantity, scale_of
-from attemper.report.page import asset, policy, script_of, templates
+from attemper.report.page import plain_page
 from attemper.report.picture import Weights, paired_pictures, pairs
 from attemper.report.texts import Clauses, Date, Message, Names, Within, message, page_texts
-from attemper.text import clean, cut, number, script_json
+from attemper.text import clean, cut, number
 
 if TYPE_CHECKING:
     from attemper.store.run import StoredRun
@@ -109,53 +103,36 @@ def comparison_page(
     keys = _keys((heads or [{}])[0])
     keys = [key for key in keys if any(_pair(head, key) != (None, None) for head in heads)]
     columns = [_column(key, heads) for key in keys]
-    style = asset("page.css") + asset("comparison.css")
     pictured = pairs(*patterns)
-    script = script_of(_SCRIPTS, "start();\n")
     courses: Sequence[Any] = ()
     if runs is not None:
-        from attemper.report.courses import courses_of
+        from attemper.report.history import courses_of
 
         courses = courses_of(runs, heads, [key for key in _PICTURED if key in keys])
-    return (
-        templates()
-        .get_template("comparison.html.j2")
-        .render(
-            before=clean(document["before"]),
-            after=clean(document["after"]),
-            level=_level(document),
-            summary=summary(document, keys[0] if keys else ""),
-            advised=document["beyond"] > 0 and document["texts"] != "other" and runs is None,
-            facts=side_lines(document),
-            floor=_floor_said(document),
-            heads=len(heads),
-            sites=len({(head["site"], head["kind"], head["mode"]) for head in heads}),
-            columns=columns,
-            first=Within(columns[0].quantity.title) if columns else "",
-            rows=[_row(head, keys) for head in heads[:MOST_ROWS]],
-            courses=courses,
-            pictures=[_picture(key, heads[:MOST_ROWS]) for key in _PICTURED if key in keys],
-            side=SIDE,
-            margin=_MARGIN,
-            alone=[(side, [clean(name) for name in document[f"only_{side}"]]) for side in ("before", "after")],
-            policy=policy(style, (script,)),
-            style=Markup(style),
-            script=Markup(script),
-            pictured=[_pair_place(one) for one, _ in pictured],
-            data=Markup(script_json({"texts": page_texts(of="compared"), "pictures": paired_pictures(pictured)})),
-            version=__version__,
-        )
+    return plain_page(
+        "comparison",
+        ("page", "comparison"),
+        _SCRIPTS,
+        {"texts": page_texts(of="compared"), "pictures": paired_pictures(pictured)},
+        before=clean(document["before"]),
+        after=clean(document["after"]),
+        level=_level(document),
+        summary=summary(document, keys[0] if keys else ""),
+        advised=document["beyond"] > 0 and document["texts"] != "other" and runs is None,
+        facts=side_lines(document),
+        floor=_floor_said(document),
+        heads=len(heads),
+        sites=len({(head["site"], head["kind"], head["mode"]) for head in heads}),
+        columns=columns,
+        first=Within(columns[0].quantity.title) if columns else "",
+        rows=[_row(head, keys) for head in heads[:MOST_ROWS]],
+        courses=courses,
+        pictures=[_picture(key, heads[:MOST_ROWS]) for key in _PICTURED if key in keys],
+        side=SIDE,
+        margin=_MARGIN,
+        alone=[(side, [clean(name) for name in document[f"only_{side}"]]) for side in ("before", "after")],
+        pictured=[_pair_place(one) for one, _ in pictured],
     )
-
-
-def write_comparison(
-    document: Mapping[str, Any],
-    path: str | os.PathLike[str],
-    runs: tuple[StoredRun, StoredRun] | None = None,
-    patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ()),
-) -> Path:
-    """Writes the page to ``path``, whole or not at all, and gives the file's place."""
-    return write_whole(path, comparison_page(document, runs, patterns))
 
 
 def _pair(head: Mapping[str, Any], key: str) -> tuple[float | None, float | None]:

@@ -9,16 +9,13 @@ from itertools import takewhile
 from math import inf
 from typing import Any
 
-from markupsafe import Markup
-
-from attemper import __version__
 from attemper.fingerprints import floor
 from attemper.fingerprints.explanation import HARMLESS, UNKNOWN, FirstDifference, Remark
 from attemper.fingerprints.finding import short
 from attemper.fingerprints.levels import STAGES, SiteLevels
-from attemper.report.page import asset, policy, script_of, templates
+from attemper.report.page import plain_page
 from attemper.report.texts import Message, Names, message, message_of, page_texts, reason
-from attemper.text import clean, cut, number, script_json
+from attemper.text import clean, cut, number
 
 _SCRIPTS = ("document", "texts", "colours", "theme", "explanation")
 MOST_SITES = 1000
@@ -62,40 +59,31 @@ def explanation_page(found: FirstDifference) -> str:
     rows = [_row(one, found) for one in sites[:MOST_SITES]]
     cells = [cell for row in rows for cell in row.cells]
     before = list(takewhile(lambda cell: not cell.is_first, cells))
-    style = asset("page.css") + asset("explanation.css")
-    script = script_of(_SCRIPTS, "start();\n")
-    return (
-        templates()
-        .get_template("explanation.html.j2")
-        .render(
-            before=models[0],
-            after=models[1],
-            found=found,
-            advice=_advice(found.advice),
-            words=words,
-            site=None if found.site is None else clean(found.site),
-            level="critical" if found.is_fault else "fine",
-            value=None if found.value is None else short(found.value),
-            left=None if found.kind in _NO_CAUSE else f"{found.residual:.0%}",
-            cause=_of_heads(found.extent, headline),
-            named=bool(weights) and ", heads " not in found.extent,
-            weights=", ".join(weights),
-            stage=_stage(found, words),
-            extent=_extent(found.extent),
-            also=[(one.kind, _remark(one)) for one in found.also],
-            sites=len(sites),
-            stages=_COLUMNS,
-            rows=rows,
-            explained_before=found.is_fault
-            and len(before) < len(cells)
-            and any(one.level == "after" for one in before),
-            skipped=[(run, clean(name), reason(why)) for run, name, why in found.runs.skipped],
-            policy=policy(style, (script,)),
-            style=Markup(style),
-            script=Markup(script),
-            data=Markup(script_json({"texts": page_texts(of="explained")})),
-            version=__version__,
-        )
+    return plain_page(
+        "explanation",
+        ("page", "explanation"),
+        _SCRIPTS,
+        {"texts": page_texts(of="explained")},
+        before=models[0],
+        after=models[1],
+        found=found,
+        advice=_advice(found.advice),
+        words=words,
+        site=None if found.site is None else clean(found.site),
+        level="critical" if found.is_fault else "fine",
+        value=None if found.value is None else short(found.value),
+        left=None if found.kind in _NO_CAUSE else f"{found.residual:.0%}",
+        cause=_of_heads(found.extent, headline),
+        named=bool(weights) and ", heads " not in found.extent,
+        weights=", ".join(weights),
+        stage=_stage(found, words),
+        extent=_extent(found.extent),
+        also=[(one.kind, _remark(one)) for one in found.also],
+        sites=len(sites),
+        stages=_COLUMNS,
+        rows=rows,
+        explained_before=found.is_fault and len(before) < len(cells) and any(one.level == "after" for one in before),
+        skipped=[(run, clean(name), reason(why)) for run, name, why in found.runs.skipped],
     )
 
 

@@ -153,6 +153,25 @@ def render(reading: Reading, *, look: Mapping[str, Any] | None = None, **given: 
     )
 
 
+def plain_page(
+    template: str, styles: Iterable[str], scripts: Iterable[str], data: Mapping[str, Any], **given: Any
+) -> str:
+    """A page without the library of charts: a template with these style sheets, scripts and data, and nothing else."""
+    style, script = "".join(asset(f"{name}.css") for name in styles), script_of(scripts, "start();\n")
+    return (
+        templates()
+        .get_template(f"{template}.html.j2")
+        .render(
+            policy=policy(style, (script,)),
+            style=Markup(style),
+            script=Markup(script),
+            data=Markup(script_json(data)),
+            version=__version__,
+            **given,
+        )
+    )
+
+
 def message_page(said: str, look: Mapping[str, Any]) -> str:
     """A served page that says why there is no other, and asks whether there is one now."""
     style = asset("message.css")

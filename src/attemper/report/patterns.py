@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import base64
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
-from attemper import __version__
-from attemper.files import write_whole
 from attemper.readings.labels import by_reason, label_of, pattern_of
 from attemper.readings.reading import Skipped
 from attemper.readings.roles import ROLE_OF, ROLES
 from attemper.report import texts
-from attemper.report.page import LARGEST_BYTES, asset, policy, script_of, templates
+from attemper.report.page import LARGEST_BYTES, plain_page
 from attemper.report.picture import short_token
 from attemper.report.texts import message, page_texts
-from attemper.text import clean, script_json
+from attemper.text import clean
 
 FINEST, NO_NUMBER = 254, 255
 """Steps between a root of 0 and of 1, and the level of a weight that is no number."""
@@ -62,40 +57,25 @@ def patterns_page(name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skippe
     return whole
 
 
-def write_patterns(
-    name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skipped], path: str | os.PathLike[str]
-) -> Path:
-    """Writes the page to ``path``, whole or not at all, and gives the file's place."""
-    return write_whole(path, patterns_page(name, sites, skipped))
-
-
 def _render(name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skipped], tokens: int, steps: int) -> str:
-    style, script = asset("page.css") + asset("patterns.css"), script_of(_SCRIPTS, "start();\n")
     roles = Counter(role for site in sites for _, role in site.heads)
     queries, keys = (max((site.levels.shape[axis] for site in sites), default=0) for axis in (1, 2))
     heads, shown = roles.total(), [min(size, tokens) for size in (queries, keys)]
     cropped = message("grid.cropped", queries=queries, keys=keys, shown=tokens) if max(queries, keys) > tokens else None
-    return (
-        templates()
-        .get_template("patterns.html.j2")
-        .render(
-            title=texts.own_name(clean(name)),
-            heads=heads,
-            sites=len(sites),
-            size=message("grid.size", queries=shown[0], keys=shown[1]),
-            cropped=cropped,
-            rounded=message("grid.rounded", value=_error(steps)),
-            roles=[(role, roles[role.name]) for role in ROLES if roles[role.name]],
-            without=roles[None],
-            skipped=[(clean(one), texts.reason(why)) for one, why in by_reason((s.name, s.reason) for s in skipped)],
-            policy=policy(style, (script,)),
-            style=Markup(style),
-            script=Markup(script),
-            data=Markup(
-                script_json({"texts": page_texts(of="grid"), "steps": steps, "stacks": _stacks(sites, tokens, steps)})
-            ),
-            version=__version__,
-        )
+    return plain_page(
+        "patterns",
+        ("page", "patterns"),
+        _SCRIPTS,
+        {"texts": page_texts(of="grid"), "steps": steps, "stacks": _stacks(sites, tokens, steps)},
+        title=texts.own_name(clean(name)),
+        heads=heads,
+        sites=len(sites),
+        size=message("grid.size", queries=shown[0], keys=shown[1]),
+        cropped=cropped,
+        rounded=message("grid.rounded", value=_error(steps)),
+        roles=[(role, roles[role.name]) for role in ROLES if roles[role.name]],
+        without=roles[None],
+        skipped=[(clean(one), texts.reason(why)) for one, why in by_reason((s.name, s.reason) for s in skipped)],
     )
 
 

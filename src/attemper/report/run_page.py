@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from attemper.files import write_whole
 from attemper.readings.alarms import SEVERITIES, level_of, with_shared_advice
 from attemper.readings.reading import Alarm, Reading, SiteReading
 from attemper.report import texts
@@ -33,18 +30,11 @@ _ROOM = 6_000
 """Bytes that the description of a history takes beside its numbers, at most."""
 
 
-def write_run(run: StoredRun, path: str | os.PathLike[str], last: Reading | None = None) -> Path:
-    """Writes the page of a run, whole or not at all, and gives the file's place. ``last``: the last sample with its
-    histograms and curves, which no run keeps, where somebody still has it.
-    """
-    return write_whole(path, run_page(run, last))
-
-
 def run_page(run: StoredRun, last: Reading | None = None, *, look: Mapping[str, Any] | None = None) -> str:
     """The page of a run, as far as it is written. The same samples give the same page, to the byte.
 
     Args:
-        last: as ``write_run`` takes it.
+        last: the last sample with its histograms and curves, which no run keeps, where somebody still has it.
         look: how the run looks, where the page is served and follows it; see ``live``.
     """
     with run.ranks.snapshot():

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import string
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from markupsafe import Markup
 
 from attemper import __version__
 from attemper.errors import InputError
-from attemper.files import write_whole
 from attemper.readings.alarms import level_of
 from attemper.readings.history import mean
 from attemper.readings.reading import Alarm, number
@@ -72,11 +69,6 @@ class Column:
     title: Message
     over: Message | str = ""
     unit: Message | str = ""
-
-
-def write_runs(runs: Sequence[StoredRun], path: str | os.PathLike[str]) -> Path:
-    """Writes the page of up to 8 runs, whole or not at all, and gives the file's place."""
-    return write_whole(path, runs_page(runs))
 
 
 def runs_page(given: Sequence[StoredRun]) -> str:

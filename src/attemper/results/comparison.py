@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from attemper.checks import indentation, one_of
 from attemper.errors import InputError, MissingExtraError
+from attemper.files import write_whole
 from attemper.readings.calls import apart, first_call
 from attemper.readings.json_schema import SCHEMA
 from attemper.readings.reading import Reading, SiteReading
@@ -234,9 +235,9 @@ class Comparison:
         Raises:
             InputError: no file can be written there.
         """
-        from attemper.report import write_comparison
+        from attemper.report.comparison import comparison_page
 
-        return write_comparison(self.to_dict(), path, self.runs, patterns)
+        return write_whole(path, comparison_page(self.to_dict(), self.runs, patterns))
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each head: site, layer, kind, mode, head; of each statistic ``_before``, ``_after``, ``_change``.

@@ -135,7 +135,7 @@ class Patterns(Sequence[Pattern]):
         Raises:
             InputError: no file can be written there.
         """
-        from attemper.report.patterns import SiteMaps, write_patterns
+        from attemper.report.patterns import SiteMaps, patterns_page
 
         sites = [
             SiteMaps(
@@ -145,7 +145,7 @@ class Patterns(Sequence[Pattern]):
             )
             for own in self._sites()
         ]
-        return write_patterns(self.name, sites, self.skipped, path)
+        return write_whole(path, patterns_page(self.name, sites, self.skipped))
 
     def to_png(self, path: str | os.PathLike[str]) -> Path:
         """Draws a small map of every head into ``path``, whole or not at all: a row is a layer, a column a head.

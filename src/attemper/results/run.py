@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from attemper.files import write_whole
 from attemper.readings.reading import Reading
 from attemper.results.comparison import Comparison, compare_readings
 from attemper.results.scan import Scan
@@ -62,12 +63,12 @@ class Run(StoredRun):
                 written there.
         """
         if beside:
-            from attemper.report.runs import write_runs
+            from attemper.report.runs import runs_page
 
-            return write_runs([self, *beside], path)
-        from attemper.report.run_page import write_run
+            return write_whole(path, runs_page([self, *beside]))
+        from attemper.report.run_page import run_page
 
-        return write_run(self, path, last)
+        return write_whole(path, run_page(self, last))
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
