@@ -45,11 +45,6 @@ class Header:
     def shards(self) -> tuple[Shard, ...]:
         return tuple(_shard(one) for segment in self.fields["segments"] for one in segment["shards"])
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether it is a shard under way."""
-        return bool(self.fields.get("unfinished"))
-
 
 def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) -> Path:
     """Writes a part, whole or not at all. ``unfinished``: it holds the first blocks of a shard, from which a later scan
@@ -121,52 +116,53 @@ def load(path: Path, *, unfinished: bool = False) -> Part:
         InputError: the file cannot be read, is cut off, is of a newer version, or is something else,
             such as JSON, which has no sums.
     """
+
+    def damaged(error: Exception) -> InputError:
+        return InputError(f"{_name(path)} is damaged: its header does not fit its numbers ({error}). {AGAIN}.")
+
     header = read_header(path)
-    if header.unfinished and not unfinished:
+    if header.fields.get("unfinished") and not unfinished:
         raise InputError(f"{_name(path)} is an unfinished shard. Run the command that started it again to finish it.")
     _, arrays = read_safetensors(path, "np", what="reading", again=AGAIN)
     try:
         check_document(header.fields, _HEADER, "")
     except InputError as error:
-        raise InputError(
-            f"{_name(path)} is damaged: its header does not fit its numbers ({error}). {AGAIN}."
-        ) from error
+        raise damaged(error) from error
     try:
         return _part(header.fields, arrays)
+    except InputError as error:
+        raise InputError(f"{_name(path)}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        if isinstance(error, InputError):
-            raise InputError(f"{_name(path)}: {error}") from error
-        raise InputError(
-            f"{_name(path)} is damaged: its header does not fit its numbers ({error}). {AGAIN}."
-        ) from error
+        raise damaged(error) from error
 
 
 def merge_files(paths: Iterable[Path]) -> Part:
     """One part of all files. They are read one after another in the order of their shards: memory does not grow with
     their number.
     """
-    headers = [(path, read_header(path)) for path in paths]
+    headers = [read_header(path) for path in paths]
     if not headers:
         raise InputError("there is nothing to merge: no file was named.")
     owners: dict[tuple[str, object], Path] = {}
-    for path, header in headers:
+    for header in headers:
         for shard in header.shards:
             owned = shard.label, header.fields.get("model_hash")  # of another model they are refused for that
             if owned in owners:
-                first = owners[owned]
+                first, path = owners[owned], header.path
                 both = " and ".join(clean_name(one if first.name == path.name else one.name) for one in (first, path))
                 raise InputError(
                     f"shard {clean_name(shard.label)} is there twice, in {both}: its texts would count double. Leave "
                     "one of them out."
                 )
-            owners[owned] = path
-    headers.sort(key=lambda one: one[1].shards[0].order)
-    whole = load(headers[0][0])
-    for path, _ in headers[1:]:
+            owners[owned] = header.path
+    headers.sort(key=lambda header: header.shards[0].order)
+    whole = load(headers[0].path)
+    for header in headers[1:]:
+        name = _name(header.path)
         try:
-            whole = merge([whole, load(path)])
+            whole = merge([whole, load(header.path)])
         except InputError as error:
-            raise error if str(error).startswith(_name(path)) else InputError(f"{_name(path)}: {error}") from error
+            raise error if str(error).startswith(name) else InputError(f"{name}: {error}") from error
     return whole
 
 

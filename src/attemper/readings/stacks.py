@@ -9,7 +9,7 @@ from attemper.readings.labels import label_of, pattern_of
 from attemper.readings.reading import HeadReading, Reading, SiteReading
 from attemper.readings.roles import ROLES
 from attemper.statistics import SHOWN, Reduction
-from attemper.text import call_of, clean, first_of
+from attemper.text import call_of, clean, count, counts, first_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,14 @@ def stacks(sites: tuple[SiteReading, ...], *, equal_heads: bool = False) -> tupl
         Stack(pattern, kind, mode, tuple(sites[place] for place in places), tuple(places))
         for (pattern, kind, mode, _), places in gathered.items()
     )
+
+
+def size_of(reading: Reading) -> str:
+    """How much a reading is of, in the words of tables."""
+    rows = reading.sampled_rows
+    sampled = "" if rows is None else f", {count(rows, 'row')} of each sequence (max logit is a lower bound)"
+    size = counts(site=len(reading.sites), head=len(reading.heads), token=reading.tokens)
+    return f"{size}, {clean(reading.backend)}{sampled}"
 
 
 def heads_of_roles(reading: Reading, most: int) -> Iterator[tuple[str, int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from attemper.readings.alarms import by_kind, is_heard, level_of, urgency
@@ -223,9 +224,9 @@ def figures(reading: Reading, towers: tuple[Tower, ...], when: Message | str = "
     largest = "logit" if reading.sampled_rows is None else "logit_at_least"
     return (
         Figure(message("figure.mean"), _three_places(mean, of_log), of_log, None, when),
-        extreme("sharpest", of_log, min(entropies, key=_value)),
-        extreme("diffuse", of_log, max(entropies, key=_value)),
-        *([extreme(largest, "", max(logits, key=_value))] if logits else []),
+        extreme("sharpest", of_log, min(entropies, key=itemgetter(0))),
+        extreme("diffuse", of_log, max(entropies, key=itemgetter(0))),
+        *([extreme(largest, "", max(logits, key=itemgetter(0)))] if logits else []),
     )
 
 
@@ -242,10 +243,6 @@ def _values(reading: Reading, key: str) -> list[tuple[float, int, int]]:
         for head in site.heads
         if (value := getattr(head, key)) is not None
     ]
-
-
-def _value(found: tuple[float, int, int]) -> float:
-    return found[0]
 
 
 @dataclass(frozen=True)

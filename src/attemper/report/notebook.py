@@ -12,9 +12,9 @@ from typing import Any
 from attemper.readings.alarms import by_kind, with_course
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.readings.stacks import Stack, heads_of_roles, over_heads, stacks
+from attemper.readings.stacks import Stack, heads_of_roles, over_heads, size_of, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
-from attemper.text import clean, count, counts, cut
+from attemper.text import clean, count, cut
 
 MOST_LINES = 48
 """Layers of a stack, or heads of a comparison, that are shown; the rest are counted."""
@@ -40,11 +40,7 @@ _SUMMED = tuple(name for name, one in SHOWN.items() if one.column and name not i
 
 def scan_html(reading: Reading) -> str:
     """Layers x heads by normalised entropy, then alarms and what was skipped."""
-    heads = sum(len(site.heads) for site in reading.sites)
-    rows = reading.sampled_rows
-    sampled = "" if rows is None else f", {count(rows, 'row')} of each sequence (max logit is a lower bound)"
-    size = counts(site=len(reading.sites), head=heads, token=reading.tokens)
-    parts, roles = [_headline(reading.model, f"{size}, {reading.backend}{sampled}")], heads_of_roles(reading, MOST_TOLD)
+    parts, roles = [_headline(reading.model, size_of(reading))], heads_of_roles(reading, MOST_TOLD)
     parts += map(_stack, stacks(reading.sites))
     parts += [_line(f"{role}, {count(many, 'head')} (layer.head score): {places}", 400) for role, many, places in roles]
     parts += [_line(note, 400) for note in reading.notes]

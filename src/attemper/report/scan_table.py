@@ -12,10 +12,10 @@ from rich.text import Text
 from attemper.readings.alarms import SEVERITIES, by_kind, level_of, with_course, with_shared_advice
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
-from attemper.readings.stacks import Stack, heads_of_roles, over_heads, stacks
+from attemper.readings.stacks import Stack, heads_of_roles, over_heads, size_of, stacks
 from attemper.report.texts import few_rows, say
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, count, counts
+from attemper.text import clean, count
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -28,7 +28,7 @@ _OTHER_COLUMNS = 31
 
 def table(reading: Reading, width: int, not_judged: Iterable[str] = ()) -> RenderableType:
     """The whole reading in ``width`` columns: a table for each stack, then alarms, and what was not read or judged."""
-    parts: list[RenderableType] = [_headline(reading)]
+    parts: list[RenderableType] = [Text.assemble((clean(reading.model), "bold"), f"  {size_of(reading)}")]
     for stack in stacks(reading.sites):
         parts += _group(stack, width)
     parts += _roles(reading)
@@ -37,14 +37,6 @@ def table(reading: Reading, width: int, not_judged: Iterable[str] = ()) -> Rende
     for name, reason in by_reason((one.name, one.reason) for one in reading.skipped):
         parts.append(Text.assemble(("skipped ", "yellow"), clean(f"{name}: {reason}")))
     return Group(*parts)
-
-
-def _headline(reading: Reading) -> Text:
-    heads = sum(len(site.heads) for site in reading.sites)
-    rows = reading.sampled_rows
-    sampled = "" if rows is None else f", {count(rows, 'row')} of each sequence (max logit is a lower bound)"
-    size = counts(site=len(reading.sites), head=heads, token=reading.tokens)
-    return Text.assemble((clean(reading.model), "bold"), f"  {size}, {clean(reading.backend)}{sampled}")
 
 
 def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
