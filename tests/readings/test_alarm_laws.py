@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 
 from attemper.readings.alarm_laws import (
-    LAWS,
     LEAST_FALL,
     LEAST_SHARE,
     LEAST_SPREAD,
     Array,
-    dead,
     doubling_time,
-    drift,
-    fall_from_baseline,
     median_of_three,
     rate,
     settle,
@@ -72,15 +68,6 @@ def test_a_small_fall_or_a_rise_has_no_rate():
         assert rate(steps(given), given)[0] == 0.0
 
 
-def test_a_fall_is_a_share_of_the_baseline():
-    found = fall_from_baseline(np.array([0.1, 0.5, math.nan, 0.2]), np.array([0.5, 0.5, 0.5, math.nan]))
-    np.testing.assert_allclose(found, [0.2, 1.0, math.nan, math.nan])
-
-
-def test_drift_counts_spreads():
-    np.testing.assert_allclose(drift(np.array([0.3, 0.9]), np.array([0.5, 0.5]), np.array([0.1, 0.04])), [2.0, 10.0])
-
-
 def test_a_stretch_that_moves_on_has_not_settled():
     rng = np.random.default_rng(0)
     still = 0.5 + 0.2 * rng.normal(size=(16, 1000))
@@ -102,11 +89,6 @@ def test_one_wild_reading_neither_moves_a_stretch_nor_a_median_of_three():
         assert median_of_three(*(np.array([value]) for value in given))[0] == 2.0
 
 
-def test_dead_is_the_least_of_a_full_window():
-    assert dead(column(1.0, 0.9995, 1.0))[0] == 0.9995
-    assert math.isnan(dead(column(math.nan, 1.0, 1.0))[0])
-
-
 def test_a_shift_is_measured_from_the_range_of_17_readings_in_spreads_of_these():
     before = np.linspace(0.40, 0.56, 17)
     spread = max(1.4826 * float(np.median(abs(before - 0.48))) / 0.48, LEAST_SHARE)
@@ -121,18 +103,3 @@ def test_a_shift_is_measured_from_the_range_of_17_readings_in_spreads_of_these()
     still = shift(column(*[0.5] * 17, 0.4, 0.4, 0.4))[0]
     assert still == pytest.approx((0.5 / 0.4 - 1) / LEAST_SHARE), "of a head without noise a share of its median"
     assert math.isnan(shift(column(math.nan, *before[1:], 0.2, 0.2, 0.2))[0])
-
-
-def test_heads_and_samples_are_judged_side_by_side_as_each_alone():
-    rng = np.random.default_rng(0)
-    values = rng.lognormal(1.0, 1.0, (17, 5, 7))
-    at = np.broadcast_to(np.arange(17.0)[:, None, None], values.shape)
-    for law in (doubling_time, rate):
-        whole = law(at, values)
-        alone = [[law(at[:, i, j], values[:, i, j]) for j in range(7)] for i in range(5)]
-        np.testing.assert_array_equal(whole, alone)
-
-
-def test_laws_look_at_least_at_one_reading():
-    assert all(law.depth >= 1 for law in LAWS.values())
-    assert {part for law in LAWS.values() for part in law.looks_at} == {"marks", "baseline", "centre"}

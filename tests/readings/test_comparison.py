@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +107,13 @@ def test_sites_without_a_partner_are_listed():
     assert "only after model.layers.9.self_attn" in str(comparison)
 
 
+def drawn(found: Comparison, width: int, **options: Any) -> str:
+    """Its table in a terminal."""
+    file = io.StringIO()
+    Console(file=file, width=width).print(table(found, width, **options))
+    return file.getvalue()
+
+
 def test_it_prints_a_table_of_the_largest_changes():
     before, after = scans()
     text = str(compare(before, after))
@@ -126,23 +134,21 @@ def test_it_prints_a_table_of_the_largest_changes():
     many = changed(before.reading, 0, 0, normalized_entropy=None)
     sites = [dataclasses.replace(many.sites[0], name=f"layer.{place}") for place in range(9)]
     long = dataclasses.replace(many, sites=tuple(sites))
-    file = io.StringIO()
-    Console(file=file, width=60).print(table(compare(long, long), 60, statistic="normalized_entropy"))
-    assert "and 16 heads that changed less" in file.getvalue()
-    assert "- -> -" in file.getvalue()
+    told = drawn(compare(long, long), 60, statistic="normalized_entropy")
+    assert "and 16 heads that changed less" in told
+    assert "- -> -" in told
 
 
 def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_digit():
     before, after = scans()
-    file = io.StringIO()
-    Console(file=file, width=60).print(table(compare(before, after), 60, statistic="max_logit", top=1))
-    lines = file.getvalue().splitlines()
+    told = drawn(compare(before, after), 60, statistic="max_logit", top=1)
+    lines = told.splitlines()
     assert max(map(len, lines)) <= 60
     row = lines[next(place for place, line in enumerate(lines) if line.startswith("site  ")) + 1]
     old, new = (scan.sites[1].heads[2].max_logit for scan in (before, after))
     assert f"{old:.1f} -> {new:.1f}" in row
-    assert "…" not in file.getvalue()
-    assert "and 7 heads that changed less" in file.getvalue()
+    assert "…" not in told
+    assert "and 7 heads that changed less" in told
 
 
 def test_a_line_says_how_many_heads_differ_where_most_and_what_it_does_not_cover():
@@ -192,14 +198,10 @@ def test_the_change_stays_on_a_narrow_terminal_which_says_what_it_leaves_out_and
     found = compare(before, after)
     wide = dataclasses.replace(found, heads=tuple(replace_pair(head) for head in found.heads))
     for width in (60, 80):
-        file = io.StringIO()
-        Console(file=file, width=width).print(table(wide, width, statistic="max_logit"))
-        told = file.getvalue()
+        told = drawn(wide, width, statistic="max_logit")
         assert "change (floor)" in " ".join(told.split())
         assert "no room for: " in told
-    file = io.StringIO()
-    Console(file=file, width=200).print(table(found, 200))
-    assert "no room for" not in file.getvalue()
+    assert "no room for" not in drawn(found, 200)
     same = str(compare(before, before))
     assert "self_attn" not in same
     assert "that changed less" not in same

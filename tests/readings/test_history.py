@@ -63,14 +63,11 @@ def test_a_trend_is_not_moved_by_a_quarter_of_samples_that_are_wrong(samples: in
         np.testing.assert_allclose(history.trend(steps, values).slope, 3.0, rtol=0.02)
 
 
-def test_a_trend_of_one_sample_or_none_is_no_number() -> None:
+def test_a_trend_of_one_sample_or_none_is_no_number_and_of_no_head_empty() -> None:
     for samples in (0, 1):
         found = history.trend(np.arange(samples), np.zeros((samples, 3)))
         assert found.slope.shape == (3,)
         assert np.isnan([found.slope, found.low, found.high]).all()
-
-
-def test_a_trend_of_no_head_is_empty() -> None:
     assert history.trend(np.arange(5), np.zeros((5, 0))).slope.shape == (0,)
 
 

@@ -27,7 +27,7 @@ from attemper.readings.judge import Judge, judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteLabel
-from tests.support.runs import in_turns, restless, with_gaps
+from tests.support.runs import restless, with_gaps
 
 HEALTHY = {
     "max_logit": 12.0,
@@ -94,12 +94,6 @@ def test_a_level_rings_while_the_value_is_beyond_it_and_ends_only_well_below():
     assert alarm.message == "layers.0 head 0: largest logit 101.0 (it was 90 at step 0)"
     assert (alarm.worst, alarm.worst_step, alarm.latest, alarm.latest_step) == (130.0, 30, 55.0, 40)
     assert told(judge(series("max_logit", [90, 100, 90])), "logits") == []
-
-
-@pytest.mark.parametrize(("begins", "threshold"), [(101.0, "50.5"), (39_000.0, "100")])
-def test_the_line_names_half_of_the_largest_logit_and_at_most_a_hundred(begins: float, threshold: str):
-    (alarm,) = [one for one in judge(series("max_logit", [12, begins])) if one.kind == "logits"]
-    assert f"attemper.QKClip(model, threshold={threshold})" in alarm.advice
 
 
 def clips(alarms: Iterable[Alarm]) -> list[float]:
@@ -240,6 +234,7 @@ def test_a_head_that_never_settles_does_not_drift_and_that_is_said():
         one.feed(given)
     assert told(one.alarms, "drift") == []
     assert "not judged yet: drift (still changing: 1 of 2 heads)." in one.notes
+    assert not any("rank" in note for note in one.notes), "of one process"
 
 
 def test_a_head_is_dead_that_is_uniform_in_twenty_readings():
@@ -441,21 +436,6 @@ def gapped(samples: int, seed: int) -> list[Sample]:
     return list(with_gaps(restless(samples, seed), seed))
 
 
-@pytest.mark.slow("takes a second")
-def test_a_finished_run_judged_again_gives_what_was_told_while_it_ran():
-    samples, one = list(in_turns(gapped(150, 1))), Judge()
-    begun: list[Alarm] = []
-    ended: list[Alarm] = []
-    for given in samples:
-        for alarm in one.feed(given):
-            (begun if alarm.ended is None else ended).append(alarm)
-    found = judge(iter(samples))
-    assert list(map(str, found)) == list(map(str, one.alarms))
-    assert {alarm.kind for alarm in found} >= {"logits", "logit_growth", "collapsed", "fallen", "diffuse", "nonfinite"}
-    assert Counter(map(_begin, begun)) == Counter(map(_begin, found)), "each is told when it begins"
-    assert set(map(str, ended)) <= {str(alarm) for alarm in found if alarm.ended is not None}
-
-
 AFTER = dict.fromkeys(
     ("ended", "worst", "worst_step", "latest", "latest_step", "continues_as", "continues_since"), None
 )
@@ -467,9 +447,10 @@ def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
     """What was told when it began, what stood meanwhile, and what a finished run says agree in every field, but for
     the end, the worst and the latest, which are those of the samples so far.
     """
-    one, told_then = Judge(), dict[tuple[Any, ...], Alarm]()
+    one, told_then, over = Judge(), dict[tuple[Any, ...], Alarm](), list[Alarm]()
     for given in restless(250, 1):
         for alarm in one.feed(given):
+            over += [alarm] if alarm.ended is not None else []
             if KINDS[alarm.kind].law == "fall_from_baseline" and alarm.worst is not None and alarm.latest is not None:
                 assert alarm.worst <= alarm.latest
             if alarm.ended is None:
@@ -480,19 +461,15 @@ def test_an_alarm_has_one_set_of_numbers_from_its_beginning_on():
             assert replace(alarm, **AFTER) == told_then[_begin(alarm)]
     found = [replace(alarm, **AFTER) for alarm in one.alarms]
     assert found == [told_then[_begin(alarm)] for alarm in one.alarms]
+    assert len(told_then) == len(found), "each is told when it begins"
+    assert set(map(str, over)) <= {str(alarm) for alarm in one.alarms if alarm.ended is not None}
     assert {alarm.kind for alarm in found} == {kind.name for kind in OF_HEADS}
 
 
 def test_the_worst_and_the_latest_are_named_with_their_steps_and_unit():
     units = (
-        "visible_keys",
-        "entropy_shift",
-        "falling",
-        "logit_growth",
-        "spread_growth",
-        "drift",
-        "rank_differs",
-        "loss_spike",
+        *("visible_keys", "entropy_shift", "falling", "logit_growth"),
+        *("spread_growth", "drift", "rank_differs", "loss_spike"),
     )
     for kind in KINDS.values():
         alarm = Alarm("a", 0, kind.name, "notice", 13.4, 1.0, "a head 0: it rings", "", 98, 98)
@@ -611,10 +588,6 @@ def test_a_site_that_appears_later_begins_with_its_own_first_sample() -> None:
     assert told(one.standing) == [("fallen", 0, 2, None), ("fallen", 0, 2, None)]
 
 
-def test_rows_that_see_too_few_keys_fall_from_nothing() -> None:
-    assert judge(sample(step, {"a": {ENTROPY: np.nan, "judged_rows": 0.0}}) for step in range(2)) == ()
-
-
 def test_near_uniform_heads_are_not_told_while_more_than_half_of_them_are_so_since_the_first_sample() -> None:
     one = Judge({"drift": None})
     assert one.feed(entropies(0, 0.99, 0.99, 0.99, 0.5)) == ()
@@ -624,10 +597,7 @@ def test_near_uniform_heads_are_not_told_while_more_than_half_of_them_are_so_sin
     assert one.standing[0].message == "layers.0 head 0: normalised entropy 0.990 is near uniform", "as it was before"
     one.feed(entropies(2, 0.99, 0.99, 0.99, 0.99))
     assert len(one.standing) == 4, "the model was trained before"
-
-
-def test_a_finished_model_in_eval_mode_is_told_of_each_of_its_heads() -> None:
-    assert len(judge([entropies(0, 0.99, 0.99, mode="eval")])) == 2
+    assert len(judge([entropies(0, 0.99, 0.99, mode="eval")])) == 2, "a finished model"
 
 
 def test_evaluation_between_training_steps_changes_nothing_for_the_heads_in_training():
@@ -664,13 +634,6 @@ def test_ranks_that_differ_now_and_then_or_have_another_limit_raise_nothing():
     apart = [0.3, 0.3, 0.01] * 4
     assert told(judge(merged(apart, [3] * 12)), "rank_differs") == []
     assert told(judge(merged([0.3] * 5, [3] * 5), {"rank_differs": 0.5}), "rank_differs") == []
-
-
-def test_a_history_of_one_process_says_nothing_of_ranks():
-    one = Judge()
-    for given in series("max_logit", [10.0] * 3):
-        one.feed(given)
-    assert not any("rank" in note for note in one.notes)
 
 
 def test_of_alarms_that_begin_together_the_worst_comes_first_and_every_group_has_that_order():

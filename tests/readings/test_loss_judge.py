@@ -137,12 +137,3 @@ def test_gaps_and_long_runs_are_judged_by_losses_and_not_by_steps():
     losses[-1] += 5
     (alarm,) = judged(losses, steps=10 * np.arange(len(losses))).alarms
     assert alarm.since == 10 * (len(losses) - 1)
-
-
-def test_a_missing_loss_is_a_note_only_where_a_loop_tells_of_steps():
-    one = LossJudge(AlarmLimits())
-    assert one.notes == ()
-    one.expected = True
-    assert one.notes == ("not judged: loss_spike, nonfinite_loss (needs loss).",)
-    one.feed(np.array([0]), np.array([1.0]))
-    assert one.notes == ()

@@ -29,6 +29,8 @@ def test_a_scan_shows_every_head_its_alarms_and_what_was_skipped() -> None:
     assert "logits" in parsed.text
     assert "logits 143.2" in parsed.text
     assert "skipped pooler.attention: it takes a keyword this version does not know" in parsed.text
+    sampled = replace(readings.encoder_decoder(), sampled_rows=64)
+    assert "64 rows of each sequence (max logit is a lower bound)" in scan_of(sampled)._repr_html_()
     coloured = [cell for tag, cell in parsed.tags if tag == "td" and "background:rgb" in (cell["style"] or "")]
     assert len(coloured) == 104 - 8 - 1, "of the silent layer and of the broken head there is no number"
 
@@ -86,14 +88,6 @@ def test_hostile_names_are_text_and_never_markup() -> None:
         assert "x" * 500 not in parsed.text
 
 
-def test_heads_that_were_not_judged_are_told_in_place_of_no_alarms() -> None:
-    heads = tuple(replace(head, judged=False) for head in readings.site("layers.0.attn", 2).heads)
-    short = readings.reading(replace(readings.site("layers.0.attn", 2), heads=heads))
-    parsed = Parsed(scan_of(short)._repr_html_())
-    assert "too few keys to judge (32 needed): all 2 heads" in parsed.text
-    assert "no alarms" not in parsed.text
-
-
 @pytest.mark.parametrize("sites", [(), (readings.silent("layer.0"),)])
 def test_an_empty_scan_has_a_table_too(sites: tuple) -> None:
     assert "some-model" in scan_of(readings.reading(*sites))._repr_html_()
@@ -111,8 +105,3 @@ def test_no_colour_but_those_of_cells_is_fixed_so_that_both_themes_can_be_read()
             assert ink is not None
             red, green, blue = map(int, re.findall(r"\d+", given))
             assert contrast((red, green, blue), (255, 255, 255) if ink.group(1) == "#fff" else (0, 0, 0)) >= 4.5
-
-
-def test_the_sampled_rows_are_told() -> None:
-    html = scan_of(replace(readings.minilm(), sampled_rows=64))._repr_html_()
-    assert "64 rows of each sequence (max logit is a lower bound)" in html

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import html as markup
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attemper import InputError, compare
+from attemper import compare
 from attemper.readings.reading import Reading
 from attemper.report.comparison import MOST_ROWS, comparison_page, summary
 from attemper.report.texts import say
 from attemper.results.comparison import STATISTICS, Comparison
-from attemper.text import clean
 from tests.report import readings
-from tests.report.conftest import Open, check_policy, shown_text
+from tests.report.conftest import Open, shown_text
 
 
 def changed(before: Reading, number: int, **values: float | None) -> Reading:
@@ -117,43 +114,11 @@ def test_what_others_follow_from_is_said_only_as_far_as_the_numbers_go():
         assert "may follow" not in say(summary(document, "max_logit"))
 
 
-def test_names_and_the_summary_are_escaped():
-    html = page_of(sharpened())
-    assert "a &lt;b&gt;" in html
-    assert "c &amp; d" in html
-    assert "<b>" not in html.replace("<b>8</b>", "").replace("<b>2</b>", "").replace("<b>256</b>", "")
-    hostile = page_of(compare(readings.hostile(), readings.hostile()))
-    assert "<script>alert" not in hostile
-    assert "<img" not in hostile
-    assert hostile.count("<script") == 2
-    for place, name in enumerate(readings.HOSTILE):
-        assert markup.escape(clean(f"layer.{place}.{name}"))[:60] in hostile.replace("&#34;", "&quot;").replace(
-            "&#39;", "&#x27;"
-        )
-
-
-def test_the_policy_allows_its_script_and_its_style_and_nothing_else():
-    html = page_of(sharpened())
-    check_policy(html, inline=2)
-    assert " style=" not in html
-    assert not re.search(r'\b(src|href)="(?!#|data:,)', html)
-
-
-def test_the_same_comparison_gives_the_same_bytes_in_a_file_that_is_written_whole(tmp_path: Path):
-    one = sharpened().to_html(tmp_path / "a.html").read_bytes()
-    assert one == sharpened().to_html(tmp_path / "b.html").read_bytes()
-    assert one.startswith(b"<!doctype html>")
-    with pytest.raises(InputError, match=r"the page cannot be written to '.*missing/c\.html'"):
-        sharpened().to_html(tmp_path / "missing" / "c.html")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
-
-
 def test_of_very_many_heads_those_that_changed_most_are_listed_and_the_rest_counted():
     many = readings.reading(*(readings.site(f"layers.{place}.attn", 64) for place in range(20)))
     html = page_of(compare(many, changed(many, 5, normalized_entropy=0.0)))
     assert html.count("<tr><td") == MOST_ROWS
     assert f"The {MOST_ROWS:,} heads that changed most of 1,280" in shown_text(html)
-    assert len(html.encode()) < 2_000_000
 
 
 def test_sites_of_one_side_only_are_listed():

@@ -102,11 +102,6 @@ def test_every_kind_and_stage_has_words():
     assert {f"explained.stage.{stage}" for stage in ORDER} == {key for key in texts("en") if "explained.stage." in key}
 
 
-def test_it_is_written_where_it_should_be(pair: Pair, tmp_path: Path):
-    path = attemper.explain(*pair).to_html(tmp_path / "page.html")
-    assert path.read_text("utf-8") == page(pair)
-
-
 def test_a_copy_writes_the_same_page_and_is_small(pair: Pair, tmp_path: Path):
     found = attemper.explain(*pair)
     kept = pickle.dumps(found)

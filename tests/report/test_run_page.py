@@ -61,8 +61,6 @@ def test_it_says_what_happened_since_when_and_what_to_do(collapse: Run) -> None:
     assert f"{ended} Before step 100 there was no warning." in text
     assert "limit the logits: attemper.QKClip(model, threshold=" in text
     assert text.index("layer collapsed") < text.index("Every head, step by step"), "alarms come before the map"
-    assert html == run_page(collapse), "to the byte"
-    assert len(html.encode()) < 2_000_000
 
 
 def test_figures_and_alarms_say_what_they_are_of(collapse: Run) -> None:

@@ -17,7 +17,6 @@ from torch import nn
 import attemper
 from attemper import Scan
 from attemper.readings.alarms import ALARMS, KINDS
-from attemper.readings.reading import Alarm
 from attemper.report import texts
 from attemper.report.run_table import table
 from attemper.results.run import open_run
@@ -157,11 +156,6 @@ def test_an_alarm_that_a_layer_takes_over_says_as_what_it_continues(found: Overv
     assert texts.say(texts.brief(one)[1]) == "steps 4 to 9, continues as layer collapsed since step 9"
     (document,) = replace(found, alarms=(one,)).to_dict()["alarms"]
     assert (document["continues_as"], document["continues_since"]) == ("layer_fallen", 9)
-
-
-def test_an_alarm_in_english_is_its_message_and_its_course() -> None:
-    alarm = Alarm("a", 0, "logits", "warning", 120.0, 100.0, "a head 0: largest logit 120.0", "", 3, 3)
-    assert texts.alarm_line(alarm, "en") == "a head 0: largest logit 120.0; since step 3"
 
 
 def filled(key: str) -> Iterator[str]:

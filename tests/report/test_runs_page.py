@@ -24,7 +24,7 @@ from attemper.report.run_page import run_page
 from attemper.report.runs import MOST_RUNS, runs_page, sentence_of, warnings_said
 from attemper.report.texts import message, say
 from attemper.results.run import Run, open_run
-from tests.report.conftest import Open, check_policy, shown_text
+from tests.report.conftest import Open, shown_text
 from tests.support.runs import collapsing, written
 from tests.support.samples import sites
 
@@ -87,8 +87,6 @@ def test_the_table_is_there_without_scripts_and_names_are_escaped(three: list[Ru
     assert "c &lt;b&gt;" in html
     assert "0 to 299" in told
     assert "Without a loss: A, B, C. watch.step(loss=loss) keeps it." in told
-    check_policy(html, inline=3)
-    assert html == runs_page(three)
 
 
 def test_the_sentence_says_which_runs_are_ill_and_the_table_what_its_numbers_are(three: list[Run], page_of_three: str):

@@ -43,17 +43,6 @@ def test_the_verdict_and_the_cards_of_alarms_say_the_same() -> None:
         assert all(clauses[severity] in found.sentence for severity in given)
 
 
-def test_a_warning_comes_before_notices_and_nothing_is_called_fine() -> None:
-    alarms = (
-        alarm("first_token", "notice", "layer.0", 0, 0.9),
-        alarm("logits", "warning", "layer.0", 1, 143.25),
-        alarm("logits", "warning", "layer.0", 2, 120.0),
-    )
-    found = verdict(reading(site("layer.0"), alarms=alarms))
-    assert found.level == "warning"
-    assert found.sentence == ("2 heads have logits above 100, the largest 143.2 and 1 head rests on the first token.")
-
-
 def test_the_largest_logit_of_sampled_rows_is_a_bound() -> None:
     alarms = (alarm("logits", "warning", "layer.0", 1, 143.25),)
     warned = verdict(reading(site("layer.0"), alarms=alarms, sampled_rows=64)).sentence
