@@ -117,7 +117,7 @@ def load(path: Path, *, unfinished: bool = False) -> Part:
             such as JSON, which has no sums.
     """
 
-    def damaged(error: Exception) -> InputError:
+    def damage(error: Exception) -> InputError:
         return InputError(f"{_name(path)} is damaged: its header does not fit its numbers ({error}). {AGAIN}.")
 
     header = read_header(path)
@@ -127,13 +127,13 @@ def load(path: Path, *, unfinished: bool = False) -> Part:
     try:
         check_document(header.fields, _HEADER, "")
     except InputError as error:
-        raise damaged(error) from error
+        raise damage(error) from error
     try:
         return _part(header.fields, arrays)
     except InputError as error:
         raise InputError(f"{_name(path)}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise damaged(error) from error
+        raise damage(error) from error
 
 
 def merge_files(paths: Iterable[Path]) -> Part:

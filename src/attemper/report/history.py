@@ -300,10 +300,10 @@ def courses_of(
     runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> list[PairedCourses]:
     """Of each statistic the heads that differ most at the end of both runs."""
-    return [_paired(runs, heads, name) for name in names]
+    return [_pairs_of(runs, heads, name) for name in names]
 
 
-def _paired(runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, Any]], name: str) -> PairedCourses:
+def _pairs_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, Any]], name: str) -> PairedCourses:
     known = [head for head in heads if head[name]["change"]]
     most = sorted(known, key=lambda head: -abs(head[name]["change"]))[:MOST_PAIRS]
     found = [(head, [_course(run, head, name) for run in runs]) for head in most]
