@@ -264,6 +264,8 @@ ARCHITECTURES = (
     _vision_and_text("Qwen3.5, vision and text", "Qwen3_5", DELTA, num_position_embeddings=64),
 )  # fmt: skip
 
+BY_TITLE = {one.title: one for one in ARCHITECTURES}
+
 _SCALED = ("q_proj", "k_proj", "qkv", "q_b_proj", "kv_b_proj", "sinks")
 
 

@@ -71,60 +71,44 @@ def test_scan_and_watch_measure_what_it_lets_see(kind: type[Model], alignment: s
     for found in (attemper.scan(model, [tensors]), watch.table()):
         assert found.skipped == ()
         assert per_head(found) == pytest.approx(wanted, rel=1e-6)
+    if kind is Model:  # queries without a batch, too
+        alone = attemper.scan(model, [tuple(part[0] for part in tensors)])
+        first = attemper.attention_statistics(tensors[0][:1], tensors[1][:1], **ruled(alignment)).entropy
+        assert per_head(alone) == pytest.approx(first.mean((0, 2)).tolist(), rel=1e-6)
+
+
+ACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a temperature": ({"temperature": 2.0}, {"temperature": 2.0}),
+    "a temperature of the length": ({"temperature": attemper.nn.LengthTemperature(3)}, {}),
+    "sparsemax": ({"normalizer": "sparsemax"}, {"normalizer": "sparsemax"}),
+    "scalable softmax": ({"normalizer": "scalable_softmax"}, {"normalizer": "scalable_softmax"}),
+}
+"""What a model is tempered with, and the options by which our function gives the same."""
 
 
 @both
-def test_queries_without_a_batch_are_read_with_it_too(alignment: str):
-    tensors = batch()
-    alone = attemper.scan(Model(BIASES[alignment]), [tuple(part[0] for part in tensors)])
-    wanted = attemper.attention_statistics(tensors[0][:1], tensors[1][:1], **ruled(alignment)).entropy
-    assert per_head(alone) == pytest.approx(wanted.mean((0, 2)).tolist(), rel=1e-6)
-
-
-@both
-def test_a_temperature_keeps_it(alignment: str):
-    query, key, value = batch()
+@pytest.mark.parametrize("name", ACTS)
+def test_what_is_tempered_sees_the_same_keys(name: str, alignment: str):
+    tensors, (given, options) = batch(), ACTS[name]
+    if not options:
+        seen = attemper.attention_statistics(*tensors[:2], **ruled(alignment)).visible_keys
+        options = {"temperature": attemper.functional.length_temperature(seen.float(), 3)}
     model = Model(BIASES[alignment])
-    with attemper.temper(model, temperature=2.0):
-        found = model(query, key, value)
-    torch.testing.assert_close(found, model(query / 2, key, value))
-
-
-@both
-def test_a_temperature_that_follows_the_length_counts_the_keys_that_it_shows(alignment: str):
-    query, key, value = batch()
-    model = Model(BIASES[alignment])
-    with attemper.temper(model, temperature=attemper.nn.LengthTemperature(3)):
-        found = model(query, key, value)
-    seen = attemper.attention_statistics(query, key, **ruled(alignment)).visible_keys
-    temperature = attemper.functional.length_temperature(seen.float(), 3)
-    torch.testing.assert_close(
-        found, attemper.attention(query, key, value, temperature=temperature, **ruled(alignment)).output
-    )
-
-
-@both
-@pytest.mark.parametrize("normalizer", ["sparsemax", "scalable_softmax"])
-def test_another_normalizer_sees_the_same_keys(normalizer: str, alignment: str):
-    tensors = batch()
-    model = Model(BIASES[alignment])
-    with attemper.temper(model, normalizer=normalizer):
+    with attemper.temper(model, **given):
         found = model(*tensors)
-    torch.testing.assert_close(found, attemper.attention(*tensors, normalizer=normalizer, **ruled(alignment)).output)
+    torch.testing.assert_close(found, attemper.attention(*tensors, **options, **ruled(alignment)).output)
 
 
 @both
 def test_a_penalty_is_that_of_the_visible_keys(alignment: str):
     query, key, value = batch()
     model = Model(BIASES[alignment]).train()
-    one, two = query.clone().requires_grad_(), query.clone().requires_grad_()
+    leaf = query.requires_grad_()
     penalty = attemper.regularize(model, attemper.EntropyBonus(1.0))
-    penalty.attach(0 * model(one, key, value).sum()).backward()
+    (found,) = torch.autograd.grad(penalty.attach(0 * model(leaf, key, value).sum()), leaf)
     penalty.remove()
-    (-attemper.attention_statistics(two, key, **ruled(alignment)).entropy.mean()).backward()
-    assert one.grad is not None
-    assert two.grad is not None
-    torch.testing.assert_close(one.grad, two.grad)
+    entropy = attemper.attention_statistics(leaf, key, **ruled(alignment)).entropy.mean()
+    torch.testing.assert_close(found, torch.autograd.grad(-entropy, leaf)[0])
 
 
 def test_one_for_other_sizes_is_read_as_torch_reads_it():

@@ -18,9 +18,8 @@ import attemper
 
 pytest.importorskip("transformers")
 
-from tests.sites.architectures import ARCHITECTURES
+from tests.sites.architectures import BY_TITLE
 
-BUILT = {one.title: one for one in ARCHITECTURES}
 MORE = pytest.mark.slow("more of what a few cases show by default")
 
 
@@ -69,7 +68,7 @@ def missed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 )
 @pytest.mark.parametrize("implementation", ["sdpa", pytest.param("eager", marks=MORE)])
 def test_it_is_the_weight_of_keys_that_were_not_chosen(title: str, padding: str | None, implementation: str) -> None:
-    model, batch = BUILT[title].build(), BUILT[title].batch(padding)
+    model, batch = BY_TITLE[title].build(), BY_TITLE[title].batch(padding)
     for name, parameter in model.named_parameters():
         if "q_b_proj" in name:
             parameter.data.mul_(20.0)  # weights far from uniform: what is missed is no count of keys
@@ -95,8 +94,8 @@ def test_it_is_the_weight_of_keys_that_were_not_chosen(title: str, padding: str 
 
 
 def test_tables_files_and_merged_scans_have_it(tmp_path: Path) -> None:
-    model = BUILT["DeepSeek V3.2"].build()
-    batches = [BUILT["DeepSeek V3.2"].batch(None) for _ in range(2)]
+    model = BY_TITLE["DeepSeek V3.2"].build()
+    batches = [BY_TITLE["DeepSeek V3.2"].batch(None) for _ in range(2)]
     whole = attemper.scan(model, batches)
     parts = [attemper.scan(model, [batch], shard=(place, 2)) for place, batch in enumerate(batches)]
     loaded = [attemper.open(part.save(tmp_path / f"{place}.safetensors")) for place, part in enumerate(parts)]
@@ -110,17 +109,17 @@ def test_tables_files_and_merged_scans_have_it(tmp_path: Path) -> None:
 
 
 def test_a_choice_that_leaves_nothing_out_misses_nothing() -> None:
-    model = BUILT["DeepSeek V3.2"].build()
+    model = BY_TITLE["DeepSeek V3.2"].build()
     for module in model.modules():
         if hasattr(module, "index_topk"):
             module.index_topk = 1000
-    found = attemper.scan(model, [BUILT["DeepSeek V3.2"].batch(None)])
+    found = attemper.scan(model, [BY_TITLE["DeepSeek V3.2"].batch(None)])
     assert [head.missed_mass for head in found.reading.heads] == pytest.approx([0.0] * 8, abs=2e-6)
 
 
 def test_where_it_cannot_be_told_the_reason_is() -> None:
-    model = BUILT["DeepSeek V4"].build()
-    found = attemper.scan(model, [BUILT["DeepSeek V4"].batch(None)])
+    model = BY_TITLE["DeepSeek V4"].build()
+    found = attemper.scan(model, [BY_TITLE["DeepSeek V4"].batch(None)])
     reasons = {skip.name: skip.reason for skip in found.skipped if skip.name.endswith(".missed_mass")}
     assert reasons
     assert all("of the keys that it chooses from, and there are" in reason for reason in reasons.values())
@@ -128,7 +127,7 @@ def test_where_it_cannot_be_told_the_reason_is() -> None:
 
 
 def test_files_from_before_there_was_missed_mass_are_read(tmp_path: Path) -> None:
-    model, batch = BUILT["SmolLM3"].build(), BUILT["SmolLM3"].batch(None)
+    model, batch = BY_TITLE["SmolLM3"].build(), BY_TITLE["SmolLM3"].batch(None)
     path = attemper.scan(model, [batch]).save(tmp_path / "now.safetensors")
     expected = attemper.open(path)
     from safetensors import safe_open

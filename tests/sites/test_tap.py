@@ -19,13 +19,9 @@ from tests.sites.own_models import Checkpointed, Own, Tapped, entropies, is_clos
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-def test_without_a_watch_a_tap_does_nothing() -> None:
+def test_a_tap_without_a_watch_does_nothing_and_without_a_name_is_an_error() -> None:
     query = torch.randn(1, 2, 5, 8, requires_grad=True)
     assert attemper.tap(query, query, name="alone") is None
-
-
-def test_a_tap_without_a_name_is_an_error() -> None:
-    query = torch.randn(1, 2, 5, 8)
     with pytest.raises(InputError, match="must name the site"):
         attemper.tap(query, query, name="")
 
@@ -68,17 +64,26 @@ def test_temperature_of_a_tap_divides_the_scores() -> None:
         assert is_close(watch.table(), expected)
 
 
-@pytest.mark.slow("takes many seconds")
-def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:
+def bert_set_to_attemper(padding: str | None, **sizes: int) -> tuple[Any, dict[str, Tensor], list[Tensor]]:
+    """A model set to ``attemper``, a batch, and the entropies of its eager weights, layer by layer."""
     pytest.importorskip("transformers")
+    import attemper.integrations.transformers
     from tests.monitor.tiny_models import TINY, eager_entropies, inputs, sharpened
 
-    model = sharpened(TINY["bert"].build())
-    batch = inputs("encoder", "right", batch=2)
+    model, batch = sharpened(TINY["bert"].build()), inputs("encoder", padding, **sizes)
     expected = eager_entropies(model, batch)["attentions"]
-    import attemper.integrations.transformers
-
     model.set_attn_implementation(attemper.integrations.transformers.NAME)
+    return model, batch, expected
+
+
+def are_entropies(scan: attemper.Scan, expected: list[Tensor]) -> bool:
+    found = torch.tensor([[head.entropy_nats for head in site.heads] for site in scan.sites], dtype=torch.float64)
+    return bool((found - torch.stack(expected)).abs().max() < 2e-5)
+
+
+@pytest.mark.slow("takes many seconds")
+def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:
+    model, batch, expected = bert_set_to_attemper("right", batch=2)
     counter = CompileCounterWithBackend("eager")
     compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     with attemper.watch(compiled, every=2) as watch:
@@ -87,14 +92,10 @@ def test_a_transformers_model_set_to_attemper_is_watched_in_one_graph() -> None:
             watch.step()
     assert counter.frame_count == 1
     assert watch.table().tokens == int(batch["attention_mask"].sum()) < 80
-    found = watch.table().sites
-    assert len(found) == 2
-    for site, layer in zip(found, expected, strict=True):
-        heads = torch.tensor([head.entropy_nats for head in site.heads], dtype=torch.float64)
-        assert float((heads - layer).abs().max()) < 2e-5
+    assert are_entropies(watch.table(), expected)
 
 
-def test_a_watch_that_is_dropped_unclosed_ends_and_holds_no_model() -> None:
+def test_a_watch_or_a_clip_that_is_dropped_unclosed_ends_and_holds_no_model() -> None:
     model = Tapped()
     watch = attemper.watch(model)
     model(torch.randn(2, 12, 32))
@@ -107,9 +108,6 @@ def test_a_watch_that_is_dropped_unclosed_ends_and_holds_no_model() -> None:
     del model
     gc.collect()
     assert of_model() is None
-
-
-def test_a_clip_that_is_dropped_unclosed_goes_with_its_model() -> None:
     clip = attemper.QKClip(Tapped())
     assert tap._listeners
     del clip
