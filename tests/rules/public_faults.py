@@ -171,7 +171,7 @@ def transformers() -> Any:
 
 
 def llama(**changes: Any) -> nn.Module:
-    return transformers().LlamaForCausalLM(transformers().LlamaConfig(**SMALL, **changes)).eval()
+    return transformers().LlamaForCausalLM(transformers().LlamaConfig(**SMALL | changes)).eval()
 
 
 def qwen() -> nn.Module:
@@ -225,201 +225,179 @@ def mask(*, left: bool = False) -> Tensor:
     return marks.flip(1) if left else marks
 
 
-Case = Callable[[], tuple[nn.Module, Any, Mapping[str, Any]]]
-"""Makes a model, a batch, and what is declared beside them."""
-
-
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault."""
+    """A kind of fault: a model with it and one without, or a model that is given a batch with it and one without."""
 
     name: str
     reports: tuple[str, ...]
     """Of public repositories, as owner/name#number."""
     what: str
     rule: str
-    wrong: Case
-    right: Case
+    wrong: Callable[[], nn.Module]
+    batch: Callable[[], Mapping[str, Any]]
     declared: Mapping[str, Any] = field(default_factory=dict)
+    """Beside the batch."""
+    right: Callable[[], nn.Module] | None = None
+    mended: Callable[[], Mapping[str, Any]] | None = None
+    """The batch without the fault."""
+    known: Mapping[str, Any] | None = None
+    """What is declared beside that one, if it is something else."""
 
 
-def _of_boundaries() -> dict[str, Tensor]:
+CAUSAL = {"causal": True}
+WINDOW = {"causal": True, "window": 8}
+
+
+def boundaries() -> dict[str, Tensor]:
     return {"documents": positions().eq(0).cumsum(1)}
 
 
-def _packed() -> dict[str, Tensor]:
-    return {"input_ids": ids(1), "cu_seqlens": torch.tensor([0, 28, TOKENS])}
+def text(sequences: int = 2, **given: Tensor | bool) -> dict[str, Any]:
+    return {"input_ids": ids(sequences), **given}
 
 
-def _blocks(*, added: bool) -> Tensor:
-    blocks = apart(ids(1), positions())[:, None]
-    return torch.where(blocks, 0.0, torch.finfo(torch.float32).min) if added else blocks
+def packed(**given: Tensor | bool) -> dict[str, Any]:
+    """One sequence of two documents, by their positions and without a cache."""
+    return text(1, position_ids=positions(), use_cache=False, **given)
+
+
+def lengths() -> dict[str, Tensor]:
+    """The same by where documents begin."""
+    return text(1, cu_seqlens=torch.tensor([0, 28, TOKENS]))
+
+
+def padded() -> dict[str, Tensor]:
+    return text(attention_mask=mask())
+
+
+def left() -> dict[str, Tensor]:
+    return text(attention_mask=mask(left=True))
+
+
+def blocks(*, added: bool) -> Tensor:
+    found = apart(positions(), positions())[:, None]
+    return torch.where(found, 0.0, torch.finfo(torch.float32).min) if added else found
+
+
+def separated() -> nn.Module:
+    return Tiny(lambda one, places, _: apart(one, places))
+
+
+def masked(**options: Any) -> nn.Module:
+    return Tiny(lambda one, _, marks: real(one, marks), **options)
+
+
+def causal(**options: Any) -> nn.Module:
+    return Tiny(lambda one, *_: seen(one), **options)
 
 
 FAULTS = (
     Fault(
         "batch of several", ("axolotl-ai-cloud/axolotl#1375",),
         "documents are kept apart in a batch of one sequence, and not in one of several", "documents",
-        lambda: (
-            Tiny(lambda one, places, _: apart(one, places) if len(one) == 1 else seen(one)),
-            {"input_ids": ids(), "position_ids": positions(2)}, {"causal": True},
-        ),
-        lambda: (
-            Tiny(lambda one, places, _: apart(one, places)),
-            {"input_ids": ids(), "position_ids": positions(2)}, {"causal": True},
-        ),
+        lambda: Tiny(lambda one, places, _: apart(one, places) if len(one) == 1 else seen(one)),
+        lambda: text(position_ids=positions(2)), CAUSAL, separated,
     ),
     Fault(
         "concatenated", ("huggingface/trl#1230", "hiyouga/LLaMA-Factory#2289"),
         "texts are laid end to end, and nothing tells the model", "documents",
-        lambda: (llama(), {"input_ids": ids(1)}, _of_boundaries()),
-        lambda: (
-            llama(), {"input_ids": ids(1), "position_ids": positions(), "use_cache": False}, _of_boundaries()
-        ),
+        llama, lambda: text(1), boundaries(), mended=packed,
     ),
     Fault(
         "mask of ones", ("huggingface/transformers#46634", "axolotl-ai-cloud/axolotl#3796"),
         "an attention_mask of ones turns off what `position_ids` declare", "documents",
-        lambda: (
-            llama(),
-            {
-                "input_ids": ids(1), "position_ids": positions(), "use_cache": False,
-                "attention_mask": torch.ones((1, TOKENS), dtype=torch.int64),
-            },
-            {},
-        ),
-        lambda: (llama(), {"input_ids": ids(1), "position_ids": positions(), "use_cache": False}, {}),
+        llama, lambda: packed(attention_mask=torch.ones((1, TOKENS), dtype=torch.int64)), mended=packed,
     ),
     Fault(
         "state of a delta rule",
         ("huggingface/transformers#44717", "radixark/miles#648", "nvidia-cosmos/cosmos-rl#638"),
         "attention keeps packed documents apart, the delta rule between carries its state on", "documents",
-        lambda: (qwen(), {"input_ids": ids(1), "position_ids": positions(), "use_cache": False}, {}),
-        lambda: (
-            qwen(), {"input_ids": ids(), "attention_mask": mask(), "use_cache": False},
-            {"documents": torch.zeros((2, TOKENS), dtype=torch.int64)},
-        ),
+        qwen, packed, mended=lambda: padded() | {"use_cache": False},
+        known={"documents": torch.zeros((2, TOKENS), dtype=torch.int64)},
     ),
     Fault(
         "boundaries in the convolution alone", ("THUDM/slime#1686",),
         "`cu_seqlens` reach the convolution of a linear attention, and not its state", "documents",
-        lambda: (Hybrid("convolution"), _packed(), {"causal": True}),
-        lambda: (Hybrid("convolution", "state"), _packed(), {"causal": True}),
+        lambda: Hybrid("convolution"), lengths, CAUSAL, lambda: Hybrid("convolution", "state"),
     ),
     Fault(
         "boundaries are lost", ("modelscope/ms-swift#9618", "huggingface/transformers#46093"),
         "`cu_seqlens` reach the attention, and get lost on the way to the linear attention", "documents",
-        lambda: (Hybrid(), _packed(), {"causal": True}),
-        lambda: (Hybrid("convolution", "state"), _packed(), {"causal": True}),
+        Hybrid, lengths, CAUSAL, lambda: Hybrid("convolution", "state"),
     ),
     Fault(
         "convolution over boundaries", ("huggingface/transformers#46588",),
         "a short convolution slides over the boundary of documents", "documents",
-        lambda: (Hybrid("state"), _packed(), {"causal": True}),
-        lambda: (Hybrid("convolution", "state"), _packed(), {"causal": True}),
+        lambda: Hybrid("state"), lengths, CAUSAL, lambda: Hybrid("convolution", "state"),
     ),
     Fault(
         "positions alone", ("huggingface/nanoVLM#204", "axolotl-ai-cloud/axolotl#3817"),
         "positions start anew with each document, the mask knows of none", "documents",
-        lambda: (
-            Tiny(lambda one, *_: seen(one)), {"input_ids": ids(1), "position_ids": positions()}, {"causal": True}
-        ),
-        lambda: (
-            Tiny(lambda one, places, _: apart(one, places)), {"input_ids": ids(1), "position_ids": positions()},
-            {"causal": True},
-        ),
+        causal, lambda: text(1, position_ids=positions()), CAUSAL, separated,
     ),
     Fault(
         "bool mask, added", ("NVIDIA-NeMo/Automodel#2116",),
         "eager attention adds a bool mask as 0 and 1", "documents",
-        lambda: (
-            llama(attn_implementation="eager"), {"input_ids": ids(1), "attention_mask": _blocks(added=False)},
-            _of_boundaries(),
-        ),
-        lambda: (
-            llama(attn_implementation="eager"), {"input_ids": ids(1), "attention_mask": _blocks(added=True)},
-            _of_boundaries(),
-        ),
+        lambda: llama(attn_implementation="eager"), lambda: text(1, attention_mask=blocks(added=False)), boundaries(),
+        mended=lambda: text(1, attention_mask=blocks(added=True)),
     ),
     Fault(
         "mask of an encoder", ("huggingface/transformers#48745", "keras-team/keras#23038"),
         "a decoder is given the mask of an encoder, or none", "causal",
-        lambda: (Tiny(lambda one, _, marks: real(one, marks)), {"input_ids": ids()}, {"causal": True}),
-        lambda: (Tiny(lambda one, _, marks: real(one, marks) & seen(one)), {"input_ids": ids()}, {"causal": True}),
+        masked, text, CAUSAL, lambda: Tiny(lambda one, _, marks: real(one, marks) & seen(one)),
     ),
     Fault(
         "padding is text", ("huggingface/diffusers#8673",),
         "no mask for padded text", "padding",
-        lambda: (Tiny(lambda *_: None), {"input_ids": ids(), "attention_mask": mask()}, {}),
-        lambda: (Tiny(lambda one, _, marks: real(one, marks)), {"input_ids": ids(), "attention_mask": mask()}, {}),
+        lambda: Tiny(lambda *_: None), padded, right=masked,
     ),
     Fault(
         "mean of padding", ("huggingface/sentence-transformers#2569",),
         "attention has the mask, the mean over tokens has not", "padding",
-        lambda: (
-            Tiny(lambda one, _, marks: real(one, marks), pool=False), {"input_ids": ids(), "attention_mask": mask()}, {}
-        ),
-        lambda: (
-            Tiny(lambda one, _, marks: real(one, marks), pool=True), {"input_ids": ids(), "attention_mask": mask()}, {}
-        ),
+        lambda: masked(pool=False), padded, right=lambda: masked(pool=True),
     ),
     Fault(
         "positions of padding", ("TransformerLensOrg/TransformerLens#1005",),
         "learned positions are counted from the padding on the left", "padding",
-        lambda: (gpt2(), {"input_ids": ids(), "attention_mask": mask(left=True)}, {}),
-        lambda: (
-            gpt2(),
-            {
-                "input_ids": ids(), "attention_mask": mask(left=True),
-                "position_ids": (mask(left=True).cumsum(1) - 1).clamp(min=0),
-            },
-            {},
-        ),
+        gpt2, left, mended=lambda: left() | {"position_ids": (mask(left=True).cumsum(1) - 1).clamp(min=0)},
     ),
     Fault(
         "padding in the state", ("huggingface/transformers#32080",),
         "a recurrent state takes in the padding on the left", "padding",
-        lambda: (Decay(masked=False), {"input_ids": ids(), "attention_mask": mask(left=True)}, {"causal": True}),
-        lambda: (Decay(masked=True), {"input_ids": ids(), "attention_mask": mask(left=True)}, {"causal": True}),
+        lambda: Decay(masked=False), left, CAUSAL, lambda: Decay(masked=True),
     ),
     Fault(
         "one key more", ("vllm-project/vllm#3385", "huggingface/transformers#29623", "sgl-project/sglang#34273"),
         "a window of 8 counts the row's own key as a ninth", "window",
-        lambda: (Tiny(lambda one, *_: seen(one, back=8)), {"input_ids": ids()}, {"causal": True, "window": 8}),
-        lambda: (Tiny(lambda one, *_: seen(one, back=7)), {"input_ids": ids()}, {"causal": True, "window": 8}),
+        lambda: Tiny(lambda one, *_: seen(one, back=8)), text, WINDOW,
+        lambda: Tiny(lambda one, *_: seen(one, back=7)),
     ),
     Fault(
         "no window", ("sgl-project/sglang#33601",),
         "an encoder's window to both sides is left out", "window",
-        lambda: (Tiny(lambda *_: None), {"input_ids": ids()}, {"window": 8}),
-        lambda: (Tiny(lambda one, *_: seen(one, ahead=8, back=8)), {"input_ids": ids()}, {"window": 8}),
+        lambda: Tiny(lambda *_: None), text, {"window": 8}, lambda: Tiny(lambda one, *_: seen(one, ahead=8, back=8)),
     ),
     Fault(
         "cache loses a key", ("huggingface/transformers#37574",),
         "a cache drops a key that is still needed", "cache",
-        lambda: (forgetful(), {"input_ids": ids()}, {}),
-        lambda: (llama(), {"input_ids": ids()}, {}),
+        forgetful, text, right=llama,
     ),
     Fault(
         "no window with a cache", ("vllm-project/vllm#23969",),
         "the window holds in the pass over the prompt, and not for tokens that are read with the cache", "cache",
-        lambda: (Cached(always=False), {"input_ids": ids()}, {"causal": True, "window": 8}),
-        lambda: (Cached(always=True), {"input_ids": ids()}, {"causal": True, "window": 8}),
+        lambda: Cached(always=False), text, WINDOW, lambda: Cached(always=True),
     ),
     Fault(
         "dropout at evaluation", ("pytorch/pytorch#124464", "karpathy/nanoGPT#240"),
         "dropout_p is given whatever the mode", "repeat",
-        lambda: (Tiny(lambda one, *_: seen(one), dropout=lambda _: 0.1), {"input_ids": ids()}, {"causal": True}),
-        lambda: (
-            Tiny(lambda one, *_: seen(one), dropout=lambda one: 0.1 if one.training else 0.0), {"input_ids": ids()},
-            {"causal": True},
-        ),
+        lambda: causal(dropout=lambda _: 0.1), text, CAUSAL,
+        lambda: causal(dropout=lambda one: 0.1 if one.training else 0.0),
     ),
     Fault(
         "no softcap", ("sgl-project/sglang#33915", "vllm-project/vllm-metal#665"),
         "the softcap of the configuration does not reach the kernel", "scores",
-        lambda: (gemma2(capped=False), {"input_ids": ids()}, {}),
-        lambda: (gemma2(capped=True), {"input_ids": ids()}, {}),
+        lambda: gemma2(capped=False), text, right=lambda: gemma2(capped=True),
     ),
 )  # fmt: skip
 
@@ -449,11 +427,14 @@ CHINESE = {
 """What goes wrong, on the Chinese page."""
 
 
-def check(case: Case) -> attemper.types.Check:
-    """What is said of a case; the same each time."""
+def check(fault: Fault, *, right: bool = False) -> attemper.types.Check:
+    """What is said of a fault, or of what has it no more; the same each time."""
+    model, batch, declared = fault.wrong, fault.batch, fault.declared
+    if right:
+        model, batch = fault.right or model, fault.mended or batch
+        declared = declared if fault.known is None else fault.known
     torch.manual_seed(0)
-    model, batch, declared = case()
-    return attemper.check(model.eval(), batch, **declared)
+    return attemper.check(model().eval(), batch(), **declared)
 
 
 def line(fault: Fault, wrong: attemper.types.Check) -> str:
@@ -479,7 +460,7 @@ def write(page: Path, head: str, lines: list[str]) -> None:
 
 
 def main() -> None:
-    lines = [line(fault, check(fault.wrong)) for fault in FAULTS]
+    lines = [line(fault, check(fault)) for fault in FAULTS]
     write(PAGE, "| reported | what goes wrong | broken |", lines)
     chinese = [
         one.replace(f"| {fault.what} |", f"| {CHINESE[fault.name]} |") for fault, one in zip(FAULTS, lines, strict=True)

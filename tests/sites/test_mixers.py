@@ -21,19 +21,29 @@ def chunk_gated_delta_rule(x: Tensor) -> Tensor:
     return x.cumsum(1)
 
 
-def selective_scan(x: Tensor) -> Tensor:
-    return x.cumsum(1)
+selective_scan = rwkv_linear_attention = chunk_gated_delta_rule
 
 
-def rwkv_linear_attention(x: Tensor) -> Tensor:
-    return x.cumsum(1)
-
-
-class Delta(nn.Module):
+class ShortConvolution(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv1d(8, 8, 3, groups=8, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.mT).mT
+
+
+class Parameters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
         self.A_log, self.D = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1) * self.A_log.exp() + self.D
+
+
+class Delta(Parameters, ShortConvolution):
+    """Has a convolution and the parameters of a state space, too: its first kind counts."""
 
     def forward(self, x: Tensor) -> Tensor:
         return chunk_gated_delta_rule(self.conv(x.mT).mT)
@@ -45,15 +55,6 @@ class States(nn.Module):
 
     def mix(self, x: Tensor) -> Tensor:
         return selective_scan(x)
-
-
-class Parameters(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.A_log, self.D = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.cumsum(1) * self.A_log.exp() + self.D
 
 
 class Rwkv(nn.Module):
@@ -78,15 +79,6 @@ class Recurrent(nn.Module):
 class Fourier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.fft.fftn(x).real
-
-
-class ShortConvolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(8, 8, 3, groups=8, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x.mT).mT
 
 
 class ExpAttention(nn.Module):
@@ -134,34 +126,31 @@ def test_every_kind_has_its_reason_and_the_other_way_round() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_without_attention_weights_is_named_with_its_kind(kind: type[nn.Module]) -> None:
-    model, x = Model(Attention(), kind()).eval(), torch.randn(2, 9, 8)
-    scan = attemper.scan(model, [x])
-    with attemper.watch(model) as watch:
-        model(x)
-    for reading in (scan, watch.table()):
+    model = Model(Attention(), kind()).eval()
+    for reading in (attemper.scan(model, [torch.randn(2, 9, 8)]), read(model)):
         assert [site.name for site in reading.sites] == ["layers.0"]
         assert [(skip.name, skip.kind) for skip in reading.skipped] == [("layers.1", KINDS[kind])]
 
 
-def test_what_did_not_run_and_what_lies_in_attention_is_not_named() -> None:
-    class Convolved(Attention):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv1d(8, 8, 3, groups=8, padding=1)
+def read(model: nn.Module, **options: Any) -> attemper.Scan:
+    with torch.no_grad(), attemper.watch(model, **options) as watch:
+        model(torch.randn(2, 9, 8))
+    return watch.table()
 
+
+def test_what_did_not_run_and_what_lies_in_attention_is_not_named() -> None:
+    class Convolved(ShortConvolution):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(self.conv(x.mT).mT)
+            x = super().forward(x)
+            return F.scaled_dot_product_attention(x, x, x)
 
     model = Model(Convolved(), Attention()).eval()
     model.unused = States()
-    assert attemper.scan(model, [torch.randn(2, 9, 8)]).skipped == ()
+    assert read(model).skipped == ()
 
 
 def test_only_wanted_layers_are_named() -> None:
-    model, x = Model(Attention(), States()).eval(), torch.randn(2, 9, 8)
-    with attemper.watch(model, sites=["layers.0"]) as watch:
-        model(x)
-    assert watch.table().skipped == ()
+    assert read(Model(Attention(), States()), sites=["layers.0"]).skipped == ()
 
 
 def test_the_outermost_of_several_is_named_as_the_first_kind_inside() -> None:
@@ -173,16 +162,22 @@ def test_the_outermost_of_several_is_named_as_the_first_kind_inside() -> None:
     assert mixers.unread(set(block.layers), ()) == {}
 
 
-def test_a_model_without_attention_is_an_error_that_names_the_kinds() -> None:
-    model, x = Model(States(), States(), States(), Recurrent()).eval(), torch.randn(2, 9, 8)
-    told = r"(?s)none to measure: its layers mix tokens without weights over keys\."
-    with pytest.raises(attemper.InputError, match=told + r".*layers\.\* \(0 to 2\): state space: "):
-        attemper.scan(model, [x])
-
-
-def test_a_module_that_may_attend_unseen_still_gets_the_advice() -> None:
-    with pytest.raises(attemper.InputError, match=r"(?s)put attemper\.tap.*layers\.0: no softmax: its name says"):
-        attemper.scan(Model(ExpAttention()).eval(), [torch.randn(2, 9, 8)])
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            Model(States(), States(), States(), Recurrent()),
+            r"(?s)none to measure: its layers mix tokens without weights over keys\..*"
+            r"layers\.\* \(0 to 2\): state space: ",
+        ),
+        (Model(ExpAttention()), r"(?s)put attemper\.tap.*layers\.0: no softmax: its name says"),
+    ],
+)
+def test_a_model_without_attention_is_an_error_that_names_the_kinds_or_what_may_attend(
+    model: nn.Module, told: str
+) -> None:
+    with pytest.raises(attemper.InputError, match=told):
+        attemper.scan(model.eval(), [torch.randn(2, 9, 8)])
 
 
 def test_the_kind_stands_in_the_table_in_json_and_beside_the_frame() -> None:
@@ -192,9 +187,7 @@ def test_the_kind_stands_in_the_table_in_json_and_beside_the_frame() -> None:
     assert [entry["kind"] for entry in document["skipped"]] == ["state space"] * 2
     assert Reading.from_dict(document).skipped == scan.skipped
     assert scan.to_pandas().attrs["skipped"] == document["skipped"]
-
-
-def test_documents_of_what_attends_have_no_kind() -> None:
+    # What attends has no kind.
     assert Skipped("a", "its mask is a NestedMask").to_dict() == {"name": "a", "reason": "its mask is a NestedMask"}
 
 
@@ -209,33 +202,21 @@ class Softmaxed(nn.Module):
         return (x @ x.mT).softmax(-1) @ x
 
 
-class AxialAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Softmaxed()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
+class AxialAttention(Model):
+    """Its own name says attention, and what attends is inside."""
 
 
-class HAttention1D(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        weights = (x @ x.mT).exp()
-        return weights @ x / weights.sum(-1, keepdim=True)
+class HAttention1D(ExpAttention):
+    """Says attention before its dimensions."""
 
 
 def test_a_model_whose_own_name_says_attention_holds_the_calls_inside_it() -> None:
-    model = AxialAttention()
-    with torch.no_grad(), attemper.watch(model) as watch:
-        model(torch.randn(2, 5, 8))
-    assert [site.name for site in watch.table().sites] == ["inner"]
-    assert watch.table().skipped == ()
+    reading = read(AxialAttention(Softmaxed()))
+    assert [site.name for site in reading.sites] == ["layers.0"]
+    assert reading.skipped == ()
 
 
 def test_a_class_that_says_attention_before_its_dimensions_is_named() -> None:
-    model = nn.Sequential(Softmaxed(), HAttention1D())
-    with torch.no_grad(), attemper.watch(model) as watch:
-        model(torch.randn(2, 5, 8))
-    (skipped,) = watch.table().skipped
-    assert skipped.name == "1"
+    (skipped,) = read(Model(Softmaxed(), HAttention1D())).skipped
+    assert skipped.name == "layers.1"
     assert skipped.reason.startswith(UNREAD)

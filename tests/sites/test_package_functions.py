@@ -22,44 +22,34 @@ STAND_IN = "function (stand-in)"
 QUERY, KEY, VALUE = (torch.randn(2, 9, 4, 8) for _ in range(3))  # [B, tokens, heads, size]
 STARTS_Q, STARTS_K = (torch.tensor(starts, dtype=torch.int32) for starts in ([0, 5, 10], [0, 9, 18]))
 """Two documents of 5 queries and 9 keys, one after another."""
-FLAT = [part.flatten(0, 1) for part in (QUERY[:, :5], KEY, VALUE)]
+WHOLE, CROSS, GROUPED = (QUERY, KEY, VALUE), (QUERY[:, :5], KEY, VALUE), (QUERY, KEY[:, :, :2], VALUE[:, :, :2])
+FLAT = [part.flatten(0, 1) for part in CROSS]
+PACKED = (*FLAT, STARTS_Q, STARTS_K, 5, 9)
+QKV, KV = torch.stack(WHOLE, 2), torch.stack(WHOLE[1:], 2)
+BIAS = torch.randn(2, 4, 9, 9)
 
 
-def flash_attn_qkvpacked_func(
-    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False,
-) -> Tensor:  # fmt: skip
-    q, k, v = qkv.unbind(2)
-    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap)
+def flash_attn_qkvpacked_func(qkv: Tensor, causal: bool = False) -> Tensor:
+    return flash_attn_func(*qkv.unbind(2), causal=causal)
 
 
 def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False,
-) -> Tensor:  # fmt: skip
-    k, v = kv.unbind(2)
-    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap)
+    q: Tensor, kv: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)
+) -> Tensor:
+    return flash_attn_func(q, *kv.unbind(2), causal=causal, window_size=window_size)
 
 
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
-    causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
-) -> Tensor:  # fmt: skip
-    (q, k, v), starts = qkv.unbind(1), (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return flash_attn_varlen_func(q, k, v, *starts, dropout_p, softmax_scale, causal, window_size, softcap)
+def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool = False) -> Tensor:
+    starts = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(*qkv.unbind(1), *starts, causal=causal)
 
 
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    deterministic: bool = False, return_attn_probs: bool = False,
+    causal: bool = False, window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:  # fmt: skip
-    (k, v), starts = kv.unbind(1), (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return flash_attn_varlen_func(q, k, v, *starts, dropout_p, softmax_scale, causal, window_size, softcap)
+    starts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return flash_attn_varlen_func(q, *kv.unbind(1), *starts, causal=causal, window_size=window_size)
 
 
 def flash_attn_with_kvcache(
@@ -86,11 +76,30 @@ def memory_efficient_attention_partial(query: Tensor, key: Tensor, value: Tensor
     return query
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, name: str, *things: Any) -> ModuleType:
+def varlen_attn(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None, max_q: int, max_k: int, *,
+    return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False, seqused_k: Tensor | None = None, block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> Tensor:  # fmt: skip
+    """torch's, which runs on CUDA only, in plain PyTorch."""
+    return flash_attn_varlen_func(
+        query, key, value, cu_seq_q, cu_seq_q if cu_seq_k is None else cu_seq_k, max_q, max_k, softmax_scale=scale,
+        window_size=window_size,
+    )  # fmt: skip
+
+
+def varlen_attn_out(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return out.copy_(varlen_attn(*args, **kwargs))
+
+
+TORCH_VARLEN = torch_varlen.varlen_attn
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, name: str, *things: Any, **named: Any) -> ModuleType:
     """A module of this name that holds these functions and classes."""
     module = ModuleType(name)
-    for thing in things:
-        setattr(module, thing.__name__, thing)
+    vars(module).update({thing.__name__: thing for thing in things}, **named)
     monkeypatch.setitem(sys.modules, name, module)
     return module
 
@@ -102,6 +111,8 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     installed(monkeypatch, "flash_attn.flash_attn_interface", *FLASH_2)
     installed(monkeypatch, "xformers.ops.fmha", *xformers)
     installed(monkeypatch, "xformers.ops", *xformers)
+    for function in (varlen_attn, varlen_attn_out):
+        monkeypatch.setattr(torch_varlen, function.__name__, function)
     return installed(monkeypatch, "mine", *FLASH_2, *xformers)
 
 
@@ -148,45 +159,69 @@ def reason(model: nn.Module, *tensors: Any) -> str:
     return str(error.value).splitlines()[-1]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_flash_attn_func_is_seen(packages: ModuleType, causal: bool) -> None:
-    found = entropies(Caller(packages, "flash_attn_func", causal=causal, softmax_scale=0.7), QUERY, KEY, VALUE)
-    close(found, expected(QUERY, KEY, is_causal=causal, scale=0.7))
+def test_the_stand_in_of_varlen_attn_has_the_parameters_of_torchs() -> None:
+    ours, theirs = (inspect.signature(function).parameters for function in (varlen_attn, TORCH_VARLEN))
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
 
 
-BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "causal_alignment": "bottom-right", "window_size": (3, 0)}
+def triangle(name: str, home: str = "xformers.ops.fmha.attn_bias") -> object:
+    """A mask of xformers, or one of somebody else's."""
+    return type(name, (), {"__module__": home})()
 
 
-@pytest.mark.parametrize(
-    ("name", "tensors"),
-    [
-        ("flash_attn_func", (QUERY[:, :5], KEY, VALUE)),
-        ("flash_attn_kvpacked_func", (QUERY[:, :5], torch.stack([KEY, VALUE], 2))),
-        ("flash_attn_varlen_func", (*FLAT, STARTS_Q, STARTS_K, 5, 9)),
-        ("flash_attn_varlen_kvpacked_func", (FLAT[0], torch.stack(FLAT[1:], 1), STARTS_Q, STARTS_K, 5, 9)),
-    ],
-)
-def test_flash_attn_aligns_causality_and_windows_to_the_bottom_right(
-    packages: ModuleType, name: str, tensors: tuple[Any, ...], seen: Callable[..., None]
+WINDOW = {"causal": True, "window_size": (3, 0)}
+RIGHT: dict[str, Any] = {"causal_alignment": "bottom-right"}
+BOTTOM_RIGHT = RIGHT | {"is_causal": True, "window_size": (3, 0)}
+XFORMERS, VARLEN = "memory_efficient_attention", "varlen_attn"
+Case = tuple[str, tuple[Any, ...], dict[str, Any], tuple[Tensor, ...], dict[str, Any]]
+RECORDED: tuple[Case, ...] = (
+    # flash_attn aligns causality and windows to the bottom right
+    ("flash_attn_func", CROSS, WINDOW, CROSS[:2], BOTTOM_RIGHT),
+    ("flash_attn_kvpacked_func", (CROSS[0], KV), WINDOW, CROSS[:2], BOTTOM_RIGHT),
+    ("flash_attn_varlen_func", PACKED, WINDOW, CROSS[:2], BOTTOM_RIGHT),
+    ("flash_attn_varlen_kvpacked_func", (FLAT[0], KV.flatten(0, 1), *PACKED[3:]), WINDOW, CROSS[:2], BOTTOM_RIGHT),
+    ("flash_attn_qkvpacked_func", (QKV,), {"causal": True}, WHOLE[:2], {"is_causal": True}),
+    ("flash_attn_varlen_qkvpacked_func", (QKV.flatten(0, 1), STARTS_K, 9), {"causal": True}, WHOLE[:2],
+     {"is_causal": True}),
+    (XFORMERS, WHOLE, {"scale": 0.4}, WHOLE[:2], {"scale": 0.4}),
+    *((VARLEN, PACKED, {"window_size": window, "scale": 0.6}, CROSS[:2], RIGHT | {"window_size": window, "scale": 0.6})
+      for window in ((-1, -1), (-1, 0), (3, 0), (2, 1))),
+)  # fmt: skip
+"""A function, what it is called with, and the attention that it is: queries, keys and mask, and options."""
+MORE: tuple[Case, ...] = (
+    ("flash_attn_func", WHOLE, {"softmax_scale": 0.7}, WHOLE[:2], {"scale": 0.7}),
+    ("flash_attn_func", WHOLE, {"causal": True, "softmax_scale": 0.7}, WHOLE[:2], {"is_causal": True, "scale": 0.7}),
+    ("flash_attn_func", GROUPED, {"softcap": 0.3}, GROUPED[:2], {"enable_gqa": True, "softcap": 0.3}),
+    (XFORMERS, WHOLE, {"attn_bias": BIAS}, (QUERY, KEY, BIAS), {}),
+    (XFORMERS, tuple(part[:, :, 0] for part in WHOLE), {"attn_bias": BIAS[:, 0]},
+     (QUERY[:, :, :1], KEY[:, :, :1], BIAS[:, :1]), {}),
+    (XFORMERS, CROSS, {"attn_bias": triangle("LowerTriangularMask")}, CROSS[:2], {"is_causal": True}),
+    (XFORMERS, CROSS, {"attn_bias": triangle("LowerTriangularFromBottomRightMask")}, CROSS[:2],
+     RIGHT | {"is_causal": True}),
+    (VARLEN, (FLAT[0], *(part[:, :2] for part in FLAT[1:]), *PACKED[3:]), {"enable_gqa": True},
+     (CROSS[0], GROUPED[1]), {"enable_gqa": True}),
+    ("varlen_attn_out", (torch.empty(10, 4, 8), *PACKED), {}, CROSS[:2], {}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*RECORDED, *MORE], ids=lambda case: case[0])
+def test_a_function_of_a_package_is_seen_with_all_that_it_is_told(
+    case: Case, packages: ModuleType, seen: Callable[..., None]
 ) -> None:
-    found = entropies(Caller(packages, name, causal=True, window_size=(3, 0)), *tensors)
-    error = close(found, expected(QUERY[:, :5], KEY, **BOTTOM_RIGHT))
-    seen("flash_attn", name, STAND_IN, error_nats=error)
+    name, tensors, given, attention, options = case
+    package = torch_varlen if name.startswith(VARLEN) else packages
+    error = close(entropies(Caller(package, name, **given), *tensors), expected(*attention, **options))
+    library = "torch" if name == VARLEN else "xformers" if name == XFORMERS else "flash_attn"
+    if any(case is one for one in RECORDED):
+        seen(library, name, STAND_IN, error_nats=error)
 
 
-@pytest.mark.parametrize("name", ["flash_attn_qkvpacked_func", "flash_attn_varlen_qkvpacked_func"])
-def test_queries_keys_and_values_in_one_tensor_are_told_apart(
-    packages: ModuleType, name: str, seen: Callable[..., None]
-) -> None:
-    qkv = torch.stack([QUERY, KEY, VALUE], 2)
-    tensors = (qkv.flatten(0, 1), STARTS_K, 9) if "varlen" in name else (qkv,)
-    error = close(entropies(Caller(packages, name, causal=True), *tensors), expected(QUERY, KEY, is_causal=True))
-    seen("flash_attn", name, STAND_IN, error_nats=error)
-
-
-def test_grouped_heads_and_a_softcap_of_flash_attn_count(packages: ModuleType) -> None:
-    found = entropies(Caller(packages, "flash_attn_func", softcap=0.3), QUERY, KEY[:, :, :2], VALUE[:, :, :2])
-    close(found, expected(QUERY, KEY[:, :, :2], enable_gqa=True, softcap=0.3))
+def test_a_function_that_is_exported_again_is_seen_and_every_reference_is_put_back(packages: ModuleType) -> None:
+    close(entropies(Caller(sys.modules["xformers.ops"], XFORMERS), *WHOLE), expected(*WHOLE[:2]))
+    for home in (packages, sys.modules["xformers.ops"], sys.modules["xformers.ops.fmha"]):
+        assert home.memory_efficient_attention is memory_efficient_attention
 
 
 def flash_3(
@@ -208,7 +243,7 @@ def flash_4(
 FLASH_HOMES = [
     ("flash_attn_interface", flash_3, {}),
     ("flash_attn3_1a2b3c.flash_attn_interface", flash_3, {}),
-    ("flash_attn.cute.interface", flash_4, {"window_size": (3, None)}),
+    ("flash_attn.cute.interface", flash_4, {"window_size": (3, None), "learnable_sink": torch.randn(4)}),
 ]
 """flash_attn 3 and 4, and a kernel from the Hub, whose arguments stand in another order."""
 
@@ -217,20 +252,10 @@ FLASH_HOMES = [
 def test_other_versions_of_flash_attn_are_read_by_the_names_of_their_arguments(
     home: str, function: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = ModuleType(home)
-    monkeypatch.setattr(module, "flash_attn_func", function, raising=False)
-    monkeypatch.setitem(sys.modules, home, module)
-    model = Caller(module, "flash_attn_func", **options)
-    window = {"window_size": (3, -1), "causal_alignment": "bottom-right"} if options else {}
-    close(entropies(model, QUERY, KEY, VALUE, 0.7, True), expected(QUERY, KEY, is_causal=True, scale=0.7, **window))
-
-
-def test_a_learnable_sink_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = installed(monkeypatch, "flash_attn.cute.interface")
-    monkeypatch.setattr(module, "flash_attn_func", flash_4, raising=False)
-    sink = torch.randn(4)
-    found = entropies(Caller(module, "flash_attn_func", learnable_sink=sink), QUERY, KEY, VALUE)
-    close(found, expected(QUERY, KEY, sink_logits=sink))
+    module = installed(monkeypatch, home, flash_attn_func=function)
+    wanted: dict[str, Any] = {"is_causal": True, "scale": 0.7}
+    wanted |= RIGHT | {"window_size": (3, -1), "sink_logits": options["learnable_sink"]} if options else {}
+    close(entropies(Caller(module, "flash_attn_func", **options), *WHOLE, 0.7, True), expected(*WHOLE[:2], **wanted))
 
 
 def unknown(*args: Any, **kwargs: Any) -> Tensor:
@@ -250,9 +275,8 @@ def unknown(*args: Any, **kwargs: Any) -> Tensor:
 def test_what_flash_attn_is_told_beside_that_makes_the_call_skipped_by_name(
     function: Any, options: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = installed(monkeypatch, "flash_attn.flash_attn_interface")
-    monkeypatch.setattr(module, "flash_attn_func", function, raising=False)
-    found = reason(Caller(module, "flash_attn_func", **options), QUERY, KEY, VALUE)
+    module = installed(monkeypatch, "flash_attn.flash_attn_interface", flash_attn_func=function)
+    found = reason(Caller(module, "flash_attn_func", **options), *WHOLE)
     assert why in found
     assert "put attemper.tap beside it" in found
 
@@ -260,17 +284,23 @@ def test_what_flash_attn_is_told_beside_that_makes_the_call_skipped_by_name(
 @pytest.mark.parametrize(
     ("name", "tensors", "options", "why"),
     [
-        ("flash_attn_with_kvcache", (QUERY, KEY, VALUE), {}, "reads and writes an internal cache"),
-        ("flash_attn_varlen_func", (*FLAT, STARTS_Q, STARTS_K, 5, 9), {"block_table": STARTS_Q}, "reads a paged cache"),
-        ("memory_efficient_attention", (QUERY, KEY, VALUE), {"attn_bias": object()}, "its xformers mask is a object"),
-        ("memory_efficient_attention", (QUERY[:, :, None], KEY, VALUE), {}, "grouped heads"),
-        ("memory_efficient_attention_partial", (QUERY, KEY, VALUE), {}, "over a part of the keys"),
+        ("flash_attn_with_kvcache", WHOLE, {}, "reads and writes an internal cache"),
+        ("flash_attn_varlen_func", PACKED, {"block_table": STARTS_Q}, "reads a paged cache"),
+        (XFORMERS, WHOLE, {"attn_bias": object()}, "its xformers mask is a object"),
+        (XFORMERS, (QUERY[:, :, None], KEY, VALUE), {}, "grouped heads"),
+        (f"{XFORMERS}_partial", WHOLE, {}, "over a part of the keys"),
+        (XFORMERS, WHOLE, {"attn_bias": triangle("LowerTriangularMask", "mine")}, "mask is a LowerTriangularMask"),
+        (XFORMERS, WHOLE, {"attn_bias": triangle("LowerTriangularMaskWithTensorBias")}, "MaskWithTensorBias"),
+        (VARLEN, PACKED, {"seqused_k": torch.tensor([4, 9], dtype=torch.int32)}, "reads an internal cache"),
+        (VARLEN, PACKED, {"block_table": torch.zeros(2, 1, dtype=torch.int32)}, "reads an internal cache"),
+        (VARLEN, (*(part[:5] for part in FLAT), torch.tensor([0, 5], dtype=torch.int32), None, 5, 9), {},
+         "reads an internal cache"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_told_is_skipped_by_name(
     packages: ModuleType, name: str, tensors: tuple[Any, ...], options: dict[str, Any], why: str
 ) -> None:
-    found = reason(Caller(packages, name, **options), *tensors)
+    found = reason(Caller(torch_varlen if name == VARLEN else packages, name, **options), *tensors)
     assert why in found
     assert "put attemper.tap beside it" in found
 
@@ -281,131 +311,9 @@ def test_a_function_of_the_same_name_elsewhere_is_somebodys_own(monkeypatch: pyt
     def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    module = installed(monkeypatch, "somebodys")
-    monkeypatch.setattr(module, "flash_attn_func", own, raising=False)
+    module = installed(monkeypatch, "somebodys", flash_attn_func=own)
     heads_first = [part.transpose(1, 2) for part in (QUERY, KEY, VALUE)]
     close(entropies(Caller(module, "flash_attn_func"), *heads_first), expected(QUERY, KEY, is_causal=True))
-
-
-def test_memory_efficient_attention_is_seen(packages: ModuleType, seen: Callable[..., None]) -> None:
-    found = entropies(Caller(packages, "memory_efficient_attention", scale=0.4), QUERY, KEY, VALUE)
-    error = close(found, expected(QUERY, KEY, scale=0.4))
-    seen("xformers", "memory_efficient_attention", STAND_IN, error_nats=error)
-
-
-def test_memory_efficient_attention_is_seen_where_it_is_exported_again(packages: ModuleType) -> None:
-    found = entropies(Caller(sys.modules["xformers.ops"], "memory_efficient_attention"), QUERY, KEY, VALUE)
-    close(found, expected(QUERY, KEY))
-
-
-@pytest.mark.parametrize("dimensions", [3, 4])
-def test_a_bias_of_memory_efficient_attention_is_added(packages: ModuleType, dimensions: int) -> None:
-    bias = torch.randn(2, 4, 9, 9) if dimensions == 4 else torch.randn(2, 9, 9)
-    tensors = [part if dimensions == 4 else part[:, :, 0] for part in (QUERY, KEY, VALUE)]
-    found = entropies(Caller(packages, "memory_efficient_attention", attn_bias=bias), *tensors)
-    heads = slice(None) if dimensions == 4 else slice(0, 1)
-    close(found, expected(QUERY[:, :, heads], KEY[:, :, heads], bias if dimensions == 4 else bias[:, None]))
-
-
-@pytest.mark.parametrize(
-    ("name", "alignment"),
-    [("LowerTriangularMask", "top-left"), ("LowerTriangularFromBottomRightMask", "bottom-right")],
-)
-def test_triangles_of_xformers_are_causality(packages: ModuleType, name: str, alignment: str) -> None:
-    bias = type(name, (), {"__module__": "xformers.ops.fmha.attn_bias"})()
-    found = entropies(Caller(packages, "memory_efficient_attention", attn_bias=bias), QUERY[:, :5], KEY, VALUE)
-    close(found, expected(QUERY[:, :5], KEY, is_causal=True, causal_alignment=alignment))
-
-
-@pytest.mark.parametrize(
-    ("name", "home"), [("LowerTriangularMask", "mine"), ("LowerTriangularMaskWithTensorBias", "xformers.ops.fmha")]
-)
-def test_a_triangle_that_is_not_xformers_or_adds_something_is_skipped(
-    packages: ModuleType, name: str, home: str
-) -> None:
-    bias = type(name, (), {"__module__": home})()
-    found = reason(Caller(packages, "memory_efficient_attention", attn_bias=bias), QUERY, KEY, VALUE)
-    assert f"its xformers mask is a {name}" in found
-
-
-def test_every_reference_is_put_back(packages: ModuleType) -> None:
-    model = Caller(packages, "flash_attn_func")
-    with attemper.watch(model):
-        model(QUERY, KEY, VALUE)
-    assert packages.flash_attn_func is flash_attn_func
-    assert sys.modules["flash_attn.flash_attn_interface"].flash_attn_func is flash_attn_func
-
-
-def varlen_attn(
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None, max_q: int, max_k: int, *,
-    return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False, seqused_k: Tensor | None = None, block_table: Tensor | None = None,
-    num_splits: int | None = None,
-) -> Tensor:  # fmt: skip
-    """torch's, which runs on CUDA only, in plain PyTorch."""
-    return flash_attn_varlen_func(
-        query, key, value, cu_seq_q, cu_seq_q if cu_seq_k is None else cu_seq_k, max_q, max_k, softmax_scale=scale,
-        window_size=window_size,
-    )  # fmt: skip
-
-
-def varlen_attn_out(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return out.copy_(varlen_attn(*args, **kwargs))
-
-
-TORCH_VARLEN = torch_varlen.varlen_attn
-
-
-@pytest.fixture
-def varlen(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(torch_varlen, "varlen_attn", varlen_attn)
-    monkeypatch.setattr(torch_varlen, "varlen_attn_out", varlen_attn_out)
-    return torch_varlen
-
-
-def test_the_stand_in_of_varlen_attn_has_the_parameters_of_torchs() -> None:
-    ours, theirs = (inspect.signature(function).parameters for function in (varlen_attn, TORCH_VARLEN))
-    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
-        (p.name, p.kind, p.default) for p in theirs.values()
-    ]
-
-
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0), (2, 1)])
-def test_torchs_varlen_attention_is_seen_with_its_windows(
-    varlen: ModuleType, window: tuple[int, int], seen: Callable[..., None]
-) -> None:
-    model = Caller(varlen, "varlen_attn", window_size=window, scale=0.6)
-    found = entropies(model, *FLAT, STARTS_Q, STARTS_K, 5, 9)
-    error = close(found, expected(QUERY[:, :5], KEY, causal_alignment="bottom-right", window_size=window, scale=0.6))
-    seen("torch", "varlen_attn", STAND_IN, error_nats=error)
-
-
-def test_grouped_heads_of_torchs_varlen_attention_are_shared(varlen: ModuleType) -> None:
-    tensors = (FLAT[0], *(part[:, :2] for part in FLAT[1:]), STARTS_Q, STARTS_K, 5, 9)
-    found = entropies(Caller(varlen, "varlen_attn", enable_gqa=True), *tensors)
-    close(found, expected(QUERY[:, :5], KEY[:, :, :2], enable_gqa=True))
-
-
-def test_torchs_varlen_attention_into_a_given_tensor_is_seen(varlen: ModuleType) -> None:
-    found = entropies(Caller(varlen, "varlen_attn_out"), torch.empty(10, 4, 8), *FLAT, STARTS_Q, STARTS_K, 5, 9)
-    close(found, expected(QUERY[:, :5], KEY))
-
-
-@pytest.mark.parametrize(
-    ("starts", "options"),
-    [
-        (STARTS_K, {"seqused_k": torch.tensor([4, 9], dtype=torch.int32)}),
-        (STARTS_K, {"block_table": torch.zeros(2, 1, dtype=torch.int32)}),
-        (None, {}),
-    ],
-)
-def test_a_cache_that_torchs_varlen_attention_reads_is_skipped_by_name(
-    varlen: ModuleType, starts: Tensor | None, options: dict[str, Any]
-) -> None:
-    tensors = [part[:5] for part in FLAT] if starts is None else FLAT
-    first = torch.tensor([0, 5], dtype=torch.int32) if starts is None else STARTS_Q
-    found = reason(Caller(varlen, "varlen_attn", **options), *tensors, first, starts, 5, 9)
-    assert "reads an internal cache" in found
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
