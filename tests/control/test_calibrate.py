@@ -330,7 +330,7 @@ def temperatures_of(model: nn.Module) -> dict[str, tuple[float, ...]]:
     return {site: tuple((0.6 + 0.3 * ((number + head) % 4)) for head in range(4)) for number, site in enumerate(sites)}
 
 
-NORMED: dict[str, bool] = {"Qwen3": False, "Gemma3": False, "Olmo2": True, "Olmo3": True}
+NORMED: dict[str, bool] = {"Gemma3": False, "Qwen3": False, "Olmo2": True, "Olmo3": True}
 """Models that normalise queries after their projection, and whether each head has its own part of the gain."""
 
 

@@ -24,7 +24,7 @@ RUN = {
     "docs/guide.md": "docs/test_blocks.py",
     "docs/history.md": "docs/test_blocks.py",
     "docs/lab/README.md": "docs/test_blocks.py",
-    "docs/linear-attention.md": "functional/test_linear_page.py",
+    "docs/linear-attention.md": "functional/test_linear.py",
     "docs/normalizers.md": "docs/test_normalizers_page.py",
     "docs/reading-file.md": "docs/test_blocks.py",
     "docs/scan-json.md": "docs/test_scan_json.py",

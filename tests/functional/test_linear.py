@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +219,21 @@ def test_parts_of_any_length_in_chunks_of_any_size(seed: int, tokens: int, cut: 
     lowest, highest = v.cummin(2).values, v.cummax(2).values
     inside = (got >= lowest - 1e-12) & (got <= highest + 1e-12)
     assert inside[valid].all()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "linear-attention.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_code_of_the_page_runs_as_it_stands_and_gives_what_the_page_says():
+    text = PAGE.read_text("utf-8")
+    names: dict[str, Any] = {"__name__": "page"}
+    found = list(BLOCK.finditer(text))
+    assert len(found) == 2
+    for match in found:
+        line = text[: match.start(1)].count("\n")
+        exec(compile("\n" * line + match[1], "docs/linear-attention.md", "exec"), names)
+    assert len(names["rows"]) == 11
+    assert names["state"].values.shape == (2, 8, 64, 64)
+    torch.testing.assert_close(names["padded"].output[1, :, :700], names["whole"].output[1, :, :700])
+    torch.testing.assert_close(names["padded"].output[0], names["whole"].output[0])
