@@ -19,7 +19,6 @@ from attemper.store.checksum import UNCHECKED, WHOLE, get
 from attemper.store.fragment import Fragment
 from attemper.store.ranks import columns
 from attemper.store.series import FragmentReader
-from attemper.store.writer import open_writer
 from tests.support.runs import change
 from tests.support.samples import sample, sites
 
@@ -149,17 +148,6 @@ def test_summaries_have_checksums_too(tmp_path):
     change(path, "UPDATE summary SET max_logit = max_logit + 1 WHERE sample = 1")
     with pytest.raises(InputError, match="a row of its table summary does not fit its checksum"):
         get(tables.rows, "summary", "")
-
-
-def test_a_run_whose_small_tables_are_damaged_is_not_written_on(tmp_path, caplog):
-    path = write(tmp_path / "fragment-0.sqlite", range(3))
-    change(path, "UPDATE site SET name = 'another'")
-    writer = open_writer(tmp_path)
-    writer.take(sample(3))
-    writer.close()
-    assert "its file is damaged, its table site does not fit its checksum" in caplog.text
-    assert (writer.written, writer.dropped) == (0, 1)
-    assert schema.open_to_read(path).rows("SELECT (SELECT count(*) FROM segment), max(id) FROM sample") == [(1, 2)]
 
 
 def earlier(path: Path, to: Path) -> Path:

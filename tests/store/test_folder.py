@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_a_folder_of_runs_is_not_one_of_them(tmp_path: Path) -> None:
 def test_a_run_without_a_sample_has_an_empty_history_and_no_page(tmp_path: Path) -> None:
     written(tmp_path / "a", ())
     run = open_run(tmp_path / "a")
-    assert (len(run), run.sites, run.statistics) == (0, (), ())
+    assert (len(run), run.sites, run.statistics, run.alarms()) == (0, (), (), [])
     assert "no sample yet" in repr(run)
     with pytest.raises(InputError, match="has no sample yet"):
         run.to_html(tmp_path / "page.html")
@@ -58,46 +59,46 @@ def test_a_run_without_a_sample_has_an_empty_history_and_no_page(tmp_path: Path)
         run.at(5)
 
 
-def test_what_is_not_in_a_run_is_named_with_what_is(tmp_path: Path) -> None:
-    both = (*sites(2), *sites(2, mode="eval"))
-    written(tmp_path / "a", (sample(step, both) for step in range(0, 30, 10)))
-    run = open_run(tmp_path / "a")
-    with pytest.raises(InputError, match="Did you mean 'entropy'"):
-        run.history("entrpy")
-    with pytest.raises(InputError, match=r"'gini' is not in the run 'a'. It has entropy_nats, normalized_entropy, max"):
-        run.history("gini")
-    with pytest.raises(InputError, match=r"'judged_normalized_entropy' is not.*Did you mean 'normalized_entropy'\?"):
-        run.history("judged_normalized_entropy")
-    with pytest.raises(InputError, match=r"'layers.1.atn' is not in the run 'a'.*Did you mean 'layers.1.attn'\?"):
-        run.history("entropy", "layers.1.atn")
-    with pytest.raises(InputError, match=r"seen in several ways: .*'train'.*'eval'.*say mode="):
-        run.history("entropy", "layers.1.attn")
-    assert run.history("entropy", "layers.1.attn", mode="eval").sites[0].mode == "eval"
-    assert run.history("entropy", both[3]).sites == (both[3],)
-    assert run.history("entropy", both[0].key).sites == (both[0],)
-    with pytest.raises(InputError, match="modes are 'train' and 'eval'"):
-        run.history("entropy", mode="tain")
-    for head in (3, -1, True, 1.0):
-        with pytest.raises(InputError, match="head must be a whole number from 0 to 2"):
-            run.history("entropy", both[0], head)  # type: ignore[arg-type]
+BOTH = (*sites(2), *sites(2, mode="eval"))
 
 
-def test_a_step_that_was_not_sampled_is_refused_with_the_nearest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"statistic": "entrpy"}, "Did you mean 'entropy'"),
+        ({"statistic": "gini"}, r"'gini' is not in the run 'a'. It has entropy_nats, normalized_entropy, max"),
+        ({"statistic": "judged_normalized_entropy"}, r"'judged_.* is not.*Did you mean 'normalized_entropy'\?"),
+        ({"site": "layers.1.atn"}, r"'layers.1.atn' is not in the run 'a'.*Did you mean 'layers.1.attn'\?"),
+        ({"site": "layers.1.attn"}, r"seen in several ways: .*'train'.*'eval'.*say mode="),
+        *(({"site": BOTH[0], "head": head}, "whole number from 0 to 2") for head in (3, -1, True, 1.0)),
+        ({"mode": "tain"}, "modes are 'train' and 'eval'"),
+        ({"start": "0"}, "must be a step, a whole number"),
+        ({"stop": 1.5}, "must be a step, a whole number"),
+        ({"stop": True}, "must be a step, a whole number"),
+    ],
+)
+def test_what_is_not_in_a_run_is_named_with_what_is(tmp_path: Path, asked: dict[str, Any], message: str) -> None:
+    written(tmp_path / "a", [sample(0, BOTH)])
+    with open_run(tmp_path / "a") as run, pytest.raises(InputError, match=message):
+        run.history(**{"statistic": "entropy", **asked})
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [(14, "The nearest are 10 and 20."), (99, "The nearest is 20."), ("last", "must be a whole number")],
+)
+def test_a_step_that_was_not_sampled_is_refused_with_the_nearest(tmp_path: Path, step: Any, message: str) -> None:
     written(tmp_path / "a", samples(3, every=10))
+    with open_run(tmp_path / "a") as run, pytest.raises(InputError, match=message):
+        run.at(step)
+
+
+def test_a_site_is_asked_for_by_name_and_mode_by_key_or_by_label(tmp_path: Path) -> None:
+    written(tmp_path / "a", [sample(0, BOTH)])
     run = open_run(tmp_path / "a")
-    with pytest.raises(InputError, match=r"step 14 has no sample. The nearest are 10 and 20."):
-        run.at(14)
-    with pytest.raises(InputError, match=r"step 99 has no sample. The nearest is 20."):
-        run.at(99)
-    with pytest.raises(InputError, match="must be a whole number"):
-        run.at("last")  # type: ignore[arg-type]
-
-
-def test_a_bound_that_is_no_step_is_refused(tmp_path: Path) -> None:
-    written(tmp_path / "a", samples(3))
-    for options in ({"start": "0"}, {"stop": 1.5}, {"stop": True}):
-        with pytest.raises(InputError, match="must be a step, a whole number"):
-            open_run(tmp_path / "a").history("entropy", **options)  # type: ignore[arg-type]
+    assert run.history("entropy", "layers.1.attn", mode="eval").sites == (BOTH[3],)
+    assert run.history("entropy", BOTH[3]).sites == (BOTH[3],)
+    assert run.history("entropy", BOTH[0].key).sites == (BOTH[0],)
 
 
 def test_deleting_a_run_takes_its_files_and_leaves_what_is_not_ours(tmp_path: Path) -> None:

@@ -84,29 +84,23 @@ def label(name: str, heads: int = 3, mode: str = "train") -> SiteLabel:
 
 
 @pytest.mark.parametrize(
-    "seen", [sites(), sites(1), sites(2, mode="eval"), sites(3), (label("layers.0.attn"), label("layers.0.attn#2"))]
-)
-def test_other_modes_fewer_sites_and_one_that_was_expected_are_of_the_same_model(seen):
-    assert earlier().is_of("Tiny", seen, MODULES)
-
-
-@pytest.mark.parametrize(
-    ("model", "seen", "modules"),
+    ("seen", "modules", "about", "same"),
     [
-        ("Other", sites(), MODULES),
-        ("Tiny", sites(2, heads=4), MODULES),
-        ("Tiny", sites(4), MODULES | {"layers.3.attn"}),
-        ("Tiny", sites(1), {"layers.0.attn"}),
-        ("Tiny", (label("blocks.0"),), {"blocks.0"}),
+        (sites(), MODULES, {}, True),
+        (sites(1), MODULES, {}, True),
+        (sites(2, mode="eval"), MODULES, {}, True),
+        (sites(3), MODULES, {}, True),
+        ((label("layers.0.attn"), label("layers.0.attn#2")), MODULES, {}, True),
+        (sites(), MODULES, {"model": "Other"}, False),
+        (sites(2, heads=4), MODULES, {}, False),
+        (sites(4), MODULES | {"layers.3.attn"}, {}, False),
+        (sites(4), MODULES | {"layers.3.attn"}, {"sites": ["layers.0"]}, True),
+        (sites(1), {"layers.0.attn"}, {}, False),
+        ((label("blocks.0"),), {"blocks.0"}, {}, False),
     ],
 )
-def test_another_class_other_heads_and_other_sites_are_another_model(model, seen, modules):
-    assert not earlier().is_of(model, seen, modules)
-
-
-def test_a_run_that_watched_only_some_sites_may_go_on_with_more():
-    assert earlier(sites=["layers.0"]).is_of("Tiny", sites(4), MODULES | {"layers.3.attn"})
-    assert earlier(sites=["layers.0"]).is_of("Tiny", sites(1), MODULES)
+def test_a_run_is_of_the_same_model_by_its_class_heads_and_sites_where_all_were_watched(seen, modules, about, same):
+    assert earlier(**about).is_of("Tiny", seen, modules) == same
 
 
 def test_the_warning_says_what_stood_there_and_what_to_do():

@@ -1,4 +1,4 @@
-"""A run as Parquet parts: what is in a part, when it is published, and a run that is put together again."""
+"""A run as Parquet parts: what is in a part, when it is published, put together again, and read like any other."""
 
 from __future__ import annotations
 
@@ -6,37 +6,32 @@ import io
 import json
 import math
 import os
+import sys
 import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attemper.errors import InputError
+import attemper
+from attemper.errors import InputError, MissingExtraError
 from attemper.readings.sample import Sample
-from attemper.results.run import open_run
-from attemper.store import parts, place
+from attemper.store import parts
 from attemper.store.compaction import round_bits
-from attemper.store.parts import FolderTarget, open_target
+from attemper.store.folder import delete_run, is_run
+from attemper.store.fragment import Fragment
+from attemper.store.parts import FolderTarget, Parts, open_target
 from attemper.store.scalars import read
 from attemper.store.schema import Tables
 from attemper.store.series import FragmentReader
 from attemper.store.writer import Writer, open_writer
+from tests.support.runs import taken_by, written
 from tests.support.samples import NAMES, assert_same, sample, samples, sites
 
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (extra parquet)")
-
-
-@pytest.fixture(params=["folder", "url"])
-def where(request, tmp_path, monkeypatch):
-    """A place that takes no live file."""
-    (tmp_path / "local").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "local"))
-    if request.param == "folder":
-        monkeypatch.setattr(place, "kind", lambda folder: "" if "shared" in folder.parts else "ext4")
-        return tmp_path / "shared" / "run"
-    memory = pytest.importorskip("fsspec.implementations.memory", reason="fsspec is not installed")
-    memory.MemoryFileSystem.store.clear()
-    return "memory://bucket/run"
 
 
 def named(where) -> list[str]:
@@ -49,6 +44,15 @@ def write(where, taken, **options) -> Writer:
         run.take(one)
         run.flush(10)
     return run
+
+
+def published(folder: Path, ranks: Iterable[int], times: Iterable[float]) -> None:
+    """What ranks publish of samples that were taken at these times."""
+    for rank in ranks:
+        fragment = Fragment(None, rank=rank)
+        for step, moment in enumerate(times):
+            fragment.append(replace(sample(step), time=moment))
+        Parts(fragment, FolderTarget(folder), rank).publish()
 
 
 def taken_in(tables: Tables) -> list[Sample]:
@@ -117,9 +121,7 @@ def test_the_parts_of_a_run_are_put_together_again(where):
     run.close()
     again = open_writer(where)
     assert again.last_step == 149
-    for one in taken[150:]:
-        again.take(one)
-    again.close()
+    taken_by(again, taken[150:])
     fragment = parts.restore(open_target(where), 0)
     tables = fragment.tables()
     assert_same(taken_in(tables), taken)
@@ -142,8 +144,7 @@ def test_on_another_machine_a_run_goes_on_after_the_last_step_that_was_published
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "another"))
     second = open_writer(where)
     assert second.last_step == 4
-    second.take(sample(5))
-    second.close()
+    taken_by(second, [sample(5)])
     found = taken_in(parts.restore(open_target(where), 0).tables())
     assert [one.step for one in found] == [0, 1, 2, 3, 4, 5]
 
@@ -208,13 +209,6 @@ def test_a_foreign_file_that_is_named_as_a_part_costs_one_warning(where, caplog,
     assert open_target(where).read(name) == data
 
 
-def test_other_files_are_no_parts(tmp_path):
-    for name in ("fragment-0.sqlite", "fragment-0-1-1.parquet", "a.parquet", "fragment-0.token"):
-        (tmp_path / name).touch()
-    assert parts.parts(open_target(tmp_path)) == {}
-    assert sorted(os.listdir(tmp_path))
-
-
 def test_numbers_of_every_step_are_published_and_put_together_again(where):
     for steps in (range(3), range(2, 6)):
         run = open_writer(where)
@@ -234,12 +228,131 @@ def test_numbers_of_every_step_are_published_and_put_together_again(where):
     names = [name for name in open_target(where).names() if "scalars" in name]
     assert len(names) == 4
     assert all(parts.OURS.fullmatch(name) for name in names)
-    with open_run(where) as found:
+    with attemper.open(where) as found:
         assert found.history("loss").values[-1] == 9.0
 
 
-def test_a_damaged_part_of_numbers_is_told(tmp_path):
+def test_other_files_are_no_parts_and_a_damaged_one_of_numbers_is_told(tmp_path):
+    for name in ("fragment-0.sqlite", "fragment-0-1-1.parquet", "a.parquet", "fragment-0.token"):
+        (tmp_path / name).touch()
     target = FolderTarget(tmp_path)
+    assert parts.parts(target) == {}
     target.write("fragment-0-0000000000000001-000000000.scalars", b"nothing")
     with pytest.raises(InputError, match="is not part of a run, or is damaged"):
         parts.restore(target, 0)
+
+
+# --- a run of parts is read like any other ---
+
+
+def test_parts_give_the_history_of_the_run(where: str, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        taken_by(open_writer(where, rank=rank, about={"model": "tiny"}), samples(150))
+    written(tmp_path / "local-run", samples(150))
+    with attemper.open(where) as run, attemper.open(tmp_path / "local-run") as expected:
+        assert run.name == "run"
+        assert run.about["model"] == "tiny"
+        np.testing.assert_array_equal(run.history("entropy").values, expected.history("entropy").values)
+        assert run.at(149).reading.sites == expected.at(149).reading.sites
+        assert not run.live
+        assert "written by several ranks" in run.remarks[0]
+    if "://" not in where:
+        assert is_run(Path(where))
+        delete_run(Path(where))
+        assert not Path(where).exists()
+
+
+def test_counts_beyond_float32_are_exact_in_parts(tmp_path: Path) -> None:
+    fragment = Fragment(None)
+    for step in range(3):
+        values = np.array([np.full(6, 0.5), np.arange(6) + 2**24 - 1.0])
+        fragment.append(Sample(step, 1000.0 + step, sites(), ("entropy_nats", "rows"), values))
+    Parts(fragment, FolderTarget(tmp_path), 0).publish()
+    run = attemper.open(tmp_path)
+    assert run.statistics == ("entropy_nats", "rows")
+    np.testing.assert_array_equal(run.history("rows").values.reshape(3, 6), [np.arange(6) + 2**24 - 1] * 3)
+
+
+def test_ranks_of_files_and_ranks_of_parts_are_one_run(tmp_path: Path) -> None:
+    written(tmp_path, samples(20))
+    published(tmp_path, [1], range(30))
+    run = attemper.open(tmp_path)
+    assert [reader.rank for reader in run.ranks.readers] == [0, 1]
+    assert len(run) == 30
+
+
+@pytest.mark.parametrize(("many", "read"), [(30, "parts are read"), (10, "file is read"), (20, "file is read")])
+def test_of_a_rank_with_a_file_and_parts_what_goes_further_is_read_and_that_is_said(tmp_path, many, read) -> None:
+    written(tmp_path, samples(20))
+    published(tmp_path, [0], [1000.0 + step for step in range(many)])
+    run = attemper.open(tmp_path)
+    assert len(run) == max(many, 20)
+    (remark,) = run.remarks
+    assert remark.startswith("rank 0 has a file of 20 samples up to step 19 and Parquet parts of")
+    assert remark.endswith(f"{many} samples up to step {many - 1}: the {read}")
+
+
+def test_a_damaged_file_beside_parts_and_damaged_parts_beside_a_file_are_said(tmp_path: Path) -> None:
+    (tmp_path / "fragment-0.sqlite").write_bytes(b"garbage" * 1000)
+    published(tmp_path, [0], range(5))
+    run = attemper.open(tmp_path)
+    assert len(run) == 5
+    assert "fragment-0.sqlite is not a file of an attemper run" in run.remarks[0]
+    (tmp_path / "fragment-0.sqlite").unlink()
+    written(tmp_path, samples(7))
+    (part,) = tmp_path.glob("*.parquet")
+    part.write_bytes(b"garbage")
+    run = attemper.open(tmp_path)
+    assert len(run) == 7
+    assert "the Parquet parts of rank 0 are not read: fragment-0" in run.remarks[0]
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("ages", "live"),
+    [
+        ([0], True),
+        ([110], True),
+        ([130], False),
+        ([700, 400], True),
+        ([1300, 1000], False),
+        ([90_000, 7000], True),
+        ([90_000, 7400], False),
+    ],
+)
+def test_parts_are_live_while_the_newest_is_so_new_that_another_may_follow(tmp_path: Path, ages, live: bool) -> None:
+    now = time.time()
+    published(tmp_path, [0], [now - age for age in ages])
+    with attemper.open(tmp_path) as run:
+        assert run.live == live
+    if live:
+        with pytest.raises(InputError, match=r"may be written to on some machine: .* until \d\d:\d\d:\d\d UTC"):
+            delete_run(tmp_path)
+        assert len(attemper.open(tmp_path)) == len(ages)
+    else:
+        delete_run(tmp_path)
+        assert not tmp_path.exists()
+
+
+def test_parts_that_cannot_be_read_are_not_deleted_while_they_are_new(tmp_path: Path) -> None:
+    published(tmp_path, [0], [0.0])
+    (part,) = tmp_path.glob("*.parquet")
+    part.write_bytes(b"garbage")
+    with pytest.raises(InputError, match="may be written to"):
+        delete_run(tmp_path)
+    os.utime(part, (0, 0))
+    delete_run(tmp_path)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(tmp_path, [0], range(2))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtraError, match=r"attemper\[parquet\]"):
+        attemper.open(tmp_path)
+
+
+def test_a_url_without_a_run_is_told_so() -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    with pytest.raises(InputError, match="there is no run at memory://nowhere/run"):
+        attemper.open("memory://nowhere/run")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,8 @@ from attemper.store import place, schema
 from attemper.store.parts import FolderTarget, open_target
 from attemper.store.place import place_of
 from attemper.store.writer import open_writer
-from tests.support.samples import sample
-
-
-@pytest.fixture
-def network(tmp_path, monkeypatch) -> Path:
-    """A folder on NFS, beside a temporary folder that is local."""
-    shared, local = tmp_path / "shared", tmp_path / "local"
-    local.mkdir()
-    monkeypatch.setattr(place, "kind", lambda folder: "nfs4" if shared in (folder, *folder.parents) else "ext4")
-    monkeypatch.setattr(tempfile, "tempdir", str(local))
-    return shared / "run"
+from tests.support.runs import taken_by
+from tests.support.samples import sample, samples
 
 
 def test_on_a_known_file_system_the_live_file_lies_in_the_folder_of_the_run(tmp_path, monkeypatch):
@@ -71,10 +61,7 @@ def test_a_token_that_somebody_wrote_names_no_other_folder(network, tmp_path):
 
 def test_without_pyarrow_one_warning_says_where_the_file_lies(network, monkeypatch, caplog):
     monkeypatch.setattr(place, "PARQUET", "no_such_package")
-    run = open_writer(network)
-    for step in range(5):
-        run.take(sample(step))
-    run.close()
+    run = taken_by(open_writer(network), samples(5))
     assert (run.written, run.dropped) == (5, 0)
     (record,) = caplog.records
     live = run._fragment.path
@@ -91,10 +78,7 @@ def test_without_pyarrow_one_warning_says_where_the_file_lies(network, monkeypat
 
 
 def test_a_url_that_cannot_be_reached_is_told_and_training_goes_on(network, caplog):
-    run = open_writer("nosuch://bucket/run")
-    run.take(sample(0))
-    run.close()
-    assert run.written == 1
+    assert taken_by(open_writer("nosuch://bucket/run"), [sample(0)]).written == 1
     (record,) = caplog.records
     assert "the run is kept in" in record.message
 
@@ -118,10 +102,7 @@ def test_a_relative_path_is_of_the_folder_in_which_the_watch_began(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     writer = open_writer("runs/a")
     monkeypatch.chdir("elsewhere")
-    for step in range(3):
-        assert writer.take(sample(step))
-    writer.close()
-    assert writer.dropped == 0
+    assert taken_by(writer, samples(3)).dropped == 0
     assert list(attemper.open("../runs/a").steps) == [0, 1, 2]
 
 
@@ -176,18 +157,12 @@ def test_where_there_is_no_proc_mount_is_asked(monkeypatch, folder, kind):
     assert place.kind(Path(folder)) == kind
 
 
-def test_a_system_that_does_not_tell_is_not_known_to_be_good(monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise FileNotFoundError
-
+def test_this_machine_tells_the_type_and_a_system_that_does_not_tell_is_not_known_to_be_good(tmp_path, monkeypatch):
+    assert place.kind(tmp_path)
     monkeypatch.setattr(place, "_MOUNTS", Path("/nowhere"))
-    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setenv("PATH", "/nowhere")
     assert place.kind(Path("/")) == ""
     assert not place.takes_write_ahead(Path("/"))
-
-
-def test_this_machine_tells_the_type_of_its_own_folders(tmp_path):
-    assert place.kind(tmp_path)
 
 
 @pytest.fixture(params=["folder", "memory", "local"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from attemper.readings.sample import Sample
 from attemper.results.run import open_run
 from attemper.store.compaction import as_kept
 from attemper.store.fragment import Fragment
-from tests.support.runs import collapsing, restless, with_gaps, written
-from tests.support.samples import samples, sites
+from tests.support.runs import collapsing, restless, written
 
 
 @pytest.fixture(scope="module")
@@ -70,21 +68,6 @@ def test_a_stored_run_has_the_alarms_of_its_watch_in_every_field_and_of_every_ki
     assert all(np.shares_memory(one.values, two.values) for one, two in zip(live, taken, strict=True)) == (bits is None)
 
 
-@pytest.mark.slow("takes a second")
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.quick("0")
-def test_a_run_with_gaps_that_was_resumed_and_went_back_has_the_alarms_of_its_samples_one_by_one(
-    tmp_path: Path, seed: int
-) -> None:
-    taken = list(with_gaps(restless(220, seed), seed))
-    for first, end in ((0, 130), (100, 190), (170, 220)):
-        written(tmp_path / "a", taken[first:end])
-    run = open_run(tmp_path / "a")
-    samples = list(run.ranks.samples(run.ranks.moments))
-    assert [one.step for one in samples] == [one.step for one in taken]
-    assert list(map(str, run.alarms())) == list(map(str, judge(samples)))
-
-
 def test_at_the_very_limit_numbers_of_15_bits_may_be_judged_otherwise_than_those_that_were_measured(
     tmp_path: Path,
 ) -> None:
@@ -100,27 +83,6 @@ def test_at_the_very_limit_numbers_of_15_bits_may_be_judged_otherwise_than_those
     assert "logits" not in {alarm.kind for alarm in open_run(tmp_path / "15 bits").alarms()}
     again = open_run(tmp_path / "15 bits").alarms({"logits": 99.9})
     assert [(one.kind, one.since) for one in again] == [(one.kind, one.since) for one in judge(taken, {"logits": 99.9})]
-
-
-@pytest.mark.slow("takes many seconds")
-def test_a_thinned_run_is_judged_by_what_is_left_of_it_and_says_so(tmp_path: Path) -> None:
-    label = sites(2, 24)
-    names = ("normalized_entropy", "judged_normalized_entropy", "max_logit", "rows", "judged_rows", "empty_rows")
-
-    def taken() -> Iterator[Sample]:
-        for step in range(4000):
-            values = np.random.default_rng(step).uniform(0.4, 0.6, (len(names), 48)).astype(np.float32)
-            values[2:] = 500.0
-            values[2] = 200.0 if step == 101 else 10.0
-            yield Sample(step, 1000.0 + step, label, names, values)
-
-    fed = written(tmp_path / "a", taken(), max_bytes=1 << 20)
-    assert "logits" in {alarm.kind for alarm in judge(fed)}
-    run = open_run(tmp_path / "a")
-    assert "logits" not in {alarm.kind for alarm in run.alarms()}
-    (remark,) = run.remarks
-    assert remark.startswith("thinned: up to step ")
-    assert remark.endswith("is kept, and alarms use only those")
 
 
 def test_a_live_run_is_judged_as_it_grows(tmp_path: Path) -> None:
@@ -158,10 +120,3 @@ def test_a_step_has_the_alarms_that_stood_then(taken: tuple[Path, list[Sample]])
     assert {alarm.step for alarm in run.at(120).alarms} == {100, 101}
     assert not run.at(120, alarms=False).alarms
     assert run.reading.alarms == ()
-
-
-def test_a_run_without_a_sample_has_no_alarm(tmp_path: Path) -> None:
-    written(tmp_path / "a", ())
-    assert open_run(tmp_path / "a").alarms() == []
-    written(tmp_path / "b", samples(3))
-    assert np.isfinite([alarm.value for alarm in open_run(tmp_path / "b").alarms() if alarm.value is not None]).all()

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "build" / "trl" / "site-packages"
 """Where pyarrow is installed for datasets, which TRL needs."""
 FILES = (
-    *(f"store/test_{name}.py" for name in ("parts", "read_parts", "export", "place")),
+    *(f"store/test_{name}.py" for name in ("parts", "export", "place")),
     "integrations/test_texts.py",
 )
 

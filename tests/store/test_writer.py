@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import threading
@@ -23,6 +24,7 @@ from attemper.store.folder import delete_run
 from attemper.store.fragment import Fragment
 from attemper.store.series import FragmentReader
 from attemper.store.writer import Writer, open_writer
+from tests.support.runs import change, taken_by
 from tests.support.samples import sample, samples
 
 
@@ -82,14 +84,18 @@ def test_what_is_taken_is_written_and_read_beside_the_writer(tmp_path, store):
 def test_what_is_known_of_the_run_is_kept(tmp_path):
     store = Store(tmp_path, name="warm-up", tags=["one", "two"], notes="a note")
     run = open_writer(store, rank=2, about={"model": "/data/tiny", "rows": 128}, versions={"attemper": "9"})
-    run.cover({("a", "self", "train"): None, ("b", "self", "train"): "no attention was seen"})
+    run.cover({("a", "self", "train"): "it was not called", ("b", "self", "train"): "no attention was seen"})
+    run.cover({("a", "self", "train"): None})
     run.describe({"rows": 64})
     run.close()
     tables = schema.open_to_read(tmp_path / "fragment-2.sqlite")
     about = {name: json.loads(value) for name, value in tables.rows("SELECT * FROM about")}
     own = {"name": "warm-up", "tags": ["one", "two"], "notes": "a note", "bits": 15}
     assert about == {**own, "model": "tiny", "rows": 64}
-    assert tables.rows("SELECT name, reason FROM coverage") == [("a", None), ("b", "no attention was seen")]
+    assert tables.rows("SELECT name, reason FROM coverage ORDER BY name") == [
+        ("a", None),
+        ("b", "no attention was seen"),
+    ]
     assert tables.rows("SELECT rank, versions FROM segment") == [(2, '{"attemper": "9"}')]
     tables.close()
 
@@ -110,21 +116,24 @@ def test_a_path_that_is_a_file_and_a_path_that_is_none_are_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
-def test_a_damaged_file_is_refused_with_a_warning_and_stays_as_it_is(tmp_path, caplog):
-    run = open_writer(tmp_path)
-    for one in samples(130):
-        run.take(one)
-    run.close()
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        # as a process that was killed leaves it, with rows too short
+        ("INSERT INTO hot (sample, numbers) SELECT id, x'00' FROM sample WHERE id < 128; DELETE FROM chunk", ""),
+        ("UPDATE site SET name = 'another'", "its file is damaged, its table site does not fit its checksum"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_a_warning_and_stays_as_it_is(tmp_path, caplog, damage, told):
+    taken_by(open_writer(tmp_path), samples(130))
     path = tmp_path / "fragment-0.sqlite"
-    with sqlite3.connect(path) as connection:  # as a process that was killed leaves it, with one row too short
-        connection.execute("INSERT INTO hot (sample, numbers) SELECT id, x'00' FROM sample WHERE id < 128")
-        connection.execute("DELETE FROM chunk")
-    connection.close()
-    second = open_writer(tmp_path)
-    second.take(sample(130))
-    second.close()
+    for statement in damage.split("; "):
+        change(path, statement)
+    second = taken_by(open_writer(tmp_path), [sample(130)])
     assert (second.written, second.dropped) == (0, 1)
-    assert "cannot be stored" in warning(caplog)
+    assert re.search(f"cannot be stored: .*{told}", warning(caplog))
+    kept = schema.open_to_read(path).rows("SELECT (SELECT count(*) FROM segment), max(id) FROM sample")
+    assert told == "" or kept == [(1, 129)]
 
 
 def test_more_than_may_wait_is_dropped_and_counted_in_the_file(tmp_path, gate, monkeypatch, caplog):
@@ -207,9 +216,7 @@ def test_a_disk_that_is_full_at_the_start_is_tried_again_and_takes_what_memory_h
 
 def test_a_run_that_goes_on_while_the_disk_is_full_keeps_its_steps(tmp_path, full, caplog):
     full.set()
-    first = open_writer(tmp_path)
-    first.take(sample(40))
-    first.close()
+    taken_by(open_writer(tmp_path), [sample(40)])
     full.clear()
     second = open_writer(tmp_path)
     assert second.last_step == 40
@@ -224,9 +231,7 @@ def test_a_run_that_goes_on_while_the_disk_is_full_keeps_its_steps(tmp_path, ful
 
 def test_what_could_not_be_read_before_is_not_hidden_by_a_run_that_is_stored_later(tmp_path, full, monkeypatch, caplog):
     full.set()
-    first = open_writer(tmp_path)
-    first.take(sample(40))
-    first.close()
+    taken_by(open_writer(tmp_path), [sample(40)])
     full.clear()
     with monkeypatch.context() as patch:
         patch.setattr(place, "open_to_read", lambda path: schema.open_to_read(path.with_name("none")))
@@ -257,9 +262,7 @@ def test_a_new_training_moves_the_earlier_run_once_however_often_the_disk_is_tri
 
 
 def test_a_folder_in_which_nothing_could_be_stored_says_what_is_lost(tmp_path, full):
-    run = open_writer(tmp_path / "a")
-    run.take(sample(0))
-    run.close()
+    run = taken_by(open_writer(tmp_path / "a"), [sample(0)])
     assert (run.dropped, run.waiting) == (1, 0)
     with pytest.raises(InputError, match=r"there is no sample in .*a: 1 sample was lost, since the disk was full"):
         attemper.open(tmp_path / "a")
@@ -294,10 +297,7 @@ def test_an_error_of_ours_costs_one_sample_and_not_the_thread(tmp_path, monkeypa
         append(fragment, one)
 
     monkeypatch.setattr(Fragment, "append", fail)
-    run = open_writer(tmp_path)
-    for one in samples(4):
-        run.take(one)
-    run.close()
+    run = taken_by(open_writer(tmp_path), samples(4))
     assert (run.written, run.dropped) == (3, 1)
     assert steps(run) == [0, 2, 3]
     assert "failed at step 1: ValueError: a mistake" in warning(caplog)
@@ -332,9 +332,7 @@ def test_a_history_in_memory_is_bounded_and_says_that_it_is_thinned(monkeypatch,
 
 
 def test_samples_after_the_end_are_counted_with_one_warning(tmp_path, caplog):
-    run = open_writer(tmp_path)
-    run.take(sample(0))
-    run.close()
+    run = taken_by(open_writer(tmp_path), [sample(0)])
     assert not any(run.take(sample(step)) for step in range(1, 4))
     assert (run.written, run.dropped) == (1, 3)
     assert "it came after the end of the run" in warning(caplog)
@@ -487,27 +485,17 @@ def test_a_child_does_not_wait_for_a_lock_that_was_held_when_it_was_forked(tmp_p
     run.close()
 
 
-def test_a_handler_of_the_users_own_stays(tmp_path):
-    def own(*_: object) -> None:
-        pass
-
-    before = signal.signal(signal.SIGTERM, own)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_handler_of_the_users_own_stays(tmp_path, later):
     try:
-        run = open_writer(tmp_path)
-        assert signal.getsignal(signal.SIGTERM) is own
+        run = open_writer(tmp_path) if later else None
+        assert signal.signal(signal.SIGTERM, signal.SIG_IGN) is (process._on_signal if later else signal.SIG_DFL)
+        run = run or open_writer(tmp_path)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         run.close()
-        assert signal.getsignal(signal.SIGTERM) is own
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_a_handler_that_the_user_sets_later_stays(tmp_path):
-    run = open_writer(tmp_path)
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    run.close()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert before is process._on_signal
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def test_the_first_process_of_a_container_writes_what_it_has_and_goes_on(tmp_path, monkeypatch):
@@ -528,6 +516,4 @@ def test_a_writer_that_is_opened_in_another_thread_writes_too(tmp_path):
     thread = threading.Thread(target=lambda: runs.append(open_writer(Path(tmp_path))))
     thread.start()
     thread.join()
-    runs[0].take(sample(0))
-    runs[0].close()
-    assert runs[0].written == 1
+    assert taken_by(runs[0], [sample(0)]).written == 1
