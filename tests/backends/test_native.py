@@ -6,17 +6,21 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import attemper
+from attemper import nn
 from attemper.backends import native
 from attemper.backends.contract import Problem
 from attemper.backends.native import library, repeated_call
+from attemper.backends.native import rows as native_rows
 from attemper.backends.native.arguments import Arguments
 from attemper.backends.table import BACKENDS
 from attemper.call import known_requests
@@ -119,7 +123,7 @@ def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Calls go to the library of one instruction set, also those that were made before on another."""
     loaded: ctypes.CDLL = LIBRARIES[request.param]
     monkeypatch.setattr(known_requests, "KNOWN", known_requests.KnownRequests())
-    for user in (library, repeated_call):
+    for user in (library, repeated_call, native_rows):
         monkeypatch.setattr(user, "library", lambda: loaded)
 
 
@@ -230,27 +234,38 @@ def test_a_row_that_is_nearly_one_hot_keeps_the_digits_of_its_entropy(rows: int)
     torch.testing.assert_close(entropy.double(), want, rtol=2e-6, atol=0)
 
 
-def everything(threads: int, rows: int = 500, *, biases: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def everything(
+    threads: int, rows: int, *, biases: int = 3, dtype: torch.dtype = torch.float32, normalizer: Any = "softmax"
+) -> list[Tensor]:
     """Output, statistics and gradients of one call, on so many threads; ``biases``: heads of the bias."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     leaves = [torch.randn(2, 3, n, 32).to(dtype).requires_grad_() for n in (rows, 700, 700)]
     bias = torch.randn(1, biases, rows, 700, requires_grad=True)
     temperature = (torch.rand(3, 1) + 0.5).requires_grad_()
-    sink = torch.randn(3, requires_grad=True)
-    leaves += [bias, temperature, sink]
-    result = attended("native", *leaves[:3], bias, temperature=temperature, sink_logits=sink)
+    sink = torch.randn(3, requires_grad=True) if normalizer == "softmax" else None
+    leaves += [bias, temperature, *([] if sink is None else [sink])]
+    options = {"temperature": temperature, "sink_logits": sink, "normalizer": normalizer}
+    result = attended("native", *leaves[:3], bias, **options)
     (result.output.square().sum() + result.stats.entropy.sum() + result.stats.max_logit.sum()).backward()
     grads = [leaf.grad for leaf in leaves]
     assert None not in grads
     return [result.output.detach(), *(result.stats[name].detach() for name in result.stats), *grads]  # pyright: ignore
 
 
+HALF: dict[str, Any] = {"dtype": torch.bfloat16}
+ROWWISE = ("sparsemax", "entmax15", nn.Entmax(1.3), nn.TopK(3), nn.Threshold(0.1))
+
+
 @pytest.mark.parametrize(
     ("rows", "options"),
-    [(500, {}), (2, {}), (500, {"biases": 1}), (500, {"dtype": torch.bfloat16}), (2, {"dtype": torch.bfloat16})],
-)
-@pytest.mark.quick("500-options3", "2-options4")
+    [
+        (500, {}), (2, {}), (500, {"biases": 1}), (500, HALF), (2, HALF), (150, {"normalizer": "sigmoid"}),
+        (150, HALF | {"normalizer": "sigmoid"}), (150, HALF | {"normalizer": "entmax15"}),
+        *((150, {"normalizer": normalizer}) for normalizer in ROWWISE),
+    ],
+)  # fmt: skip
+@pytest.mark.quick("500-options3", "2-options4", "150-options5", "150-options7")
 def test_results_are_bitwise_equal_over_threads_and_repeats(rows: int, options: dict):
     before = torch.get_num_threads()
     try:
@@ -289,70 +304,59 @@ def _kernel_sum() -> float:
     return sum(native.forward(problem)[1][1].flatten().tolist())
 
 
-def _in_child(queue) -> None:
-    queue.put(_kernel_sum())
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*")
-def test_a_forked_process_computes_too():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        want = _kernel_sum()
-        context = multiprocessing.get_context("fork")
-        queue = context.Queue()
-        child = context.Process(target=_in_child, args=(queue,), daemon=True)
-        child.start()
-        assert queue.get(timeout=30) == want
-    finally:
-        torch.set_num_threads(before)
-
-
 def _attended_sum() -> float:
+    """After fork, GNU OpenMP waits in its first parallel region for threads that are gone: with several threads no
+    operator of PyTorch returns, with one thread all do, and the pool of the native kernels starts anew."""
     query = torch.ones(1, 4, 300, 16)
     result = attended("native", query, query, query)
     return float(sum(result.stats.entropy.flatten().tolist()) + sum(result.output.flatten().tolist()))
 
 
-def _attend_in_child(queue) -> None:
-    torch.set_num_threads(1)
-    queue.put(_attended_sum())
+def _in_child(queue, threads: int | None, compute: Callable[[], float]) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    queue.put(compute())
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
-def test_a_forked_process_that_uses_one_thread_of_torch_attends():
-    """After fork, GNU OpenMP waits in its first parallel region for threads that are gone: with several threads no
-    operator of PyTorch returns, with one thread all do, and the pool of the native kernels starts anew."""
+@pytest.mark.parametrize(("compute", "threads"), [(_kernel_sum, None), (_attended_sum, 1)])
+def test_a_forked_process_computes_too(compute: Callable[[], float], threads: int | None):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         torch.ones(1000, 1000).add(1)  # OpenMP's threads exist
-        want = _attended_sum()
+        want = compute()
         context = multiprocessing.get_context("fork")
         queue = context.Queue()
-        child = context.Process(target=_attend_in_child, args=(queue,), daemon=True)
+        child = context.Process(target=_in_child, args=(queue, threads, compute), daemon=True)
         child.start()
         assert queue.get(timeout=60) == want
     finally:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("rows", [3, 40])
-@pytest.mark.parametrize("temperature", [1e-30, 1e-10, 1e-5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("normalizer", "rows", "temperature", "dtype"),
+    [
+        *product(["softmax"], [3, 40], [1e-30, 1e-10, 1e-5], [torch.float32, torch.bfloat16]),
+        *product(ROWWISE, [40], [1e-30, 1e-5], [torch.float32]),
+    ],
+)
 @pytest.mark.turns(3)
 def test_weights_in_backward_are_those_of_forward_however_large_scores_are(
-    rows: int, temperature: float, dtype: torch.dtype
+    normalizer: Any, rows: int, temperature: float, dtype: torch.dtype
 ):
     """At 1e5 and beyond, two orders of adding up a score give two scores, and exp of their difference is no weight."""
     query, key, value = (torch.randn(1, 2, n, 8).to(dtype).requires_grad_() for n in (rows, 9, 9))
     divisor = torch.full((2, 1), temperature, requires_grad=True)
-    output = attended("native", query, key, value, temperature=divisor).output
-    grads = torch.autograd.grad(output.sum(), (value, divisor))
+    output = attended("native", query, key, value, temperature=divisor, normalizer=normalizer).output
+    grads = torch.autograd.grad(output.sum(), (value, divisor, query))
     winners = (query.double() @ key.double().mT).argmax(-1)
     want = torch.nn.functional.one_hot(winners, 9).sum(2).to(dtype)[..., None].expand_as(value)
-    torch.testing.assert_close(grads[0], want, rtol=0, atol=0)
+    torch.testing.assert_close(grads[0], want, rtol=0, atol=0 if normalizer == "softmax" else 1e-6)
     assert torch.equal(grads[1], torch.zeros(2, 1))
+    if normalizer != "softmax":
+        assert torch.equal(grads[2], torch.zeros_like(query))
 
 
 @pytest.mark.parametrize("product", [5e37, 2e38])
@@ -546,26 +550,6 @@ def test_a_call_needs_a_few_mib_beyond_its_tensors():
     many, one = map(float, run.stdout.split())
     assert -1 < many < 6, f"{many} MiB"
     assert -1 < one < 6, f"{one} MiB"
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"dropout_p": 0.5}, "no dropout"),
-        ({"stats": ("gini",)}, "no second_pass"),
-        ({"stats": ("score_variance",)}, "no score_variance"),
-        ({"stats": ("key_mass",)}, "no second"),
-    ],
-)
-def test_what_native_lacks_is_refused_by_name(options: dict, reason: str):
-    query, wide = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 257)
-    double = query.double()
-    with pytest.raises(BackendError, match=reason):
-        attemper.attention(query, query, query, backend="native", **options)
-    with pytest.raises(BackendError, match="not float64"):
-        attemper.attention(double, double, double, backend="native")
-    with pytest.raises(BackendError, match="up to 256"):
-        attemper.attention(wide, wide, wide, backend="native")
 
 
 @pytest.mark.parametrize("content", [b"not a library", None], ids=["broken", "none for this processor"])
