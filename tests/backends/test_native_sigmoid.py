@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 
 import pytest
@@ -11,28 +10,22 @@ from torch import Tensor
 
 from attemper.backends import native
 from attemper.backends.contract import Problem
-from attemper.backends.native import library, repeated_call
 from attemper.backends.native import rows as native_rows
 from attemper.statistics import Column
-from tests.backends.test_native import LIBRARIES
+from tests.backends.test_native import LIBRARIES, each_library
 from tests.backends.test_native_rowwise import COLUMNS, Case, of_scores, shares, told
+
+__all__ = ["each_library"]
 
 pytestmark = [
     pytest.mark.each,
-    pytest.mark.usefixtures("poisoned_empty"),
+    pytest.mark.usefixtures("poisoned_empty", "each_library"),
     pytest.mark.skipif(not LIBRARIES, reason="native is not built (where a compiler is, test_native_build.py fails)"),
 ]
 KEYS = 256
 """Of a block."""
 DECODED = 8
 """Rows of a key head, at most, for which keys are split, 1024 at a time."""
-
-
-@pytest.fixture(params=LIBRARIES, autouse=True)
-def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: ctypes.CDLL = LIBRARIES[request.param]
-    for user in (library, repeated_call, native_rows):
-        monkeypatch.setattr(user, "library", lambda: loaded)
 
 
 def statistics_of(scores: Tensor, bias: float) -> dict[Column, Tensor]:

@@ -1,19 +1,22 @@
-"""Weights of rows of scores in C++ and gradients, against float64 by other ways: sorting, bisection, differences."""
+"""Weights of rows of scores in C++ and gradients, against loops over rows and differences of them."""
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from attemper.backends.native import rows as native_rows
-from tests.backends.test_native import LIBRARIES
+from tests.backends.test_native import LIBRARIES, each_library
+from tests.support import row_oracle
+
+__all__ = ["each_library"]
 
 pytestmark = [
     pytest.mark.each,
-    pytest.mark.usefixtures("poisoned_empty"),
+    pytest.mark.usefixtures("poisoned_empty", "each_library"),
     pytest.mark.skipif(not LIBRARIES, reason="native is not built (where a compiler is, test_native_build.py fails)"),
 ]
 # As (normalizer, number); alpha of entmax is the number here.
@@ -27,76 +30,18 @@ ERROR = {"sparsemax": 1e-7, "entmax15": 1e-7, "sigmoid": 1.2e-7, "entmax": 3e-7}
 sum and the quotient; entmax of any alpha: three of an exponent beside them, whose sum is brought back to 1."""
 
 
-@pytest.fixture(params=LIBRARIES, autouse=True)
-def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: ctypes.CDLL = LIBRARIES[request.param]
-    monkeypatch.setattr(native_rows, "library", lambda: loaded)
-
-
-def on_simplex(d: Tensor, alpha: float) -> Tensor:
-    """Entmax of one row relative to its maximum: by sorting where that has a closed form, else by bisection."""
-    if alpha == 1:
-        return d.softmax(-1)
-    top = d.sort(descending=True).values
-    k = torch.arange(1, len(d) + 1, dtype=d.dtype)
-    if alpha == 2:
-        threshold = (top.cumsum(0) - 1) / k
-        return (d - threshold[int((top > threshold).sum()) - 1]).clamp(min=0)
-    if alpha == 1.5:
-        half = top / 2
-        mean = half.cumsum(0) / k
-        # Moments about the row's own mean so far lose no digits: sums of squares of near numbers would.
-        spread = torch.stack([((half[: i + 1] - mean[i]) ** 2).sum() for i in range(len(d))])
-        threshold = mean - ((1 - spread).clamp(min=0) / k).sqrt()
-        last = int((threshold <= half).sum()) - 1
-        return (d / 2 - threshold[last]).clamp(min=0) ** 2
-    return by_bisection(d, alpha - 1)
-
-
-def by_bisection(d: Tensor, q: float) -> Tensor:
-    """pi [1 + q d / pi^q]_+^(1/q) with sum 1; between two neighbours of pi, mixed."""
-
-    def weights(pi: float) -> Tensor:
-        z = torch.where(d == 0, 0.0, q * d * torch.tensor(pi, dtype=d.dtype) ** -q)
-        return torch.where(z > -1, pi * (torch.log1p(z.clamp(min=-1 + 2**-53)) / q).exp(), 0.0)
-
-    low, high = 1 / len(d), 1.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (low, middle) if weights(middle).sum() > 1 else (middle, high)
-    under, over = weights(low), weights(high)
-    gap = over.sum() - under.sum()
-    return under + (over - under) * ((1 - under.sum()) / gap if gap > 0 else 0.0)
+ORACLES: dict[str, Callable[[float], row_oracle.Weights]] = {
+    "softmax": lambda _: row_oracle.softmax, "sparsemax": lambda _: row_oracle.sparsemax,
+    "entmax15": lambda _: row_oracle.entmax15, "entmax": row_oracle.entmax, "topk": lambda k: row_oracle.topk(int(k)),
+    "threshold": lambda least: row_oracle.threshold(least * (1 - 1e-7)), "sigmoid": row_oracle.sigmoid,
+}  # fmt: skip
 
 
 def wanted(scores: Tensor, normalizer: str, number: float) -> Tensor:
     """The weights of each row in float64, by definition."""
-    rows = [_wanted_row(row, normalizer, number) for row in scores.double()]
-    return torch.stack(rows) if rows else scores.double()
-
-
-def _wanted_row(row: Tensor, normalizer: str, number: float) -> Tensor:
-    if row.isnan().any() or (row == torch.inf).any():
-        return torch.full_like(row, torch.nan)
-    weights, seen = torch.zeros_like(row), row > -torch.inf
-    if not seen.any():
-        return weights
-    d = row[seen] - row[seen].max()
-    if normalizer == "sigmoid":
-        weights[seen] = torch.sigmoid(row[seen] + number)
-    elif normalizer == "topk":
-        order = torch.sort(row[seen], descending=True, stable=True).indices[: int(number)]
-        kept = torch.full_like(d, -torch.inf)
-        kept[order] = d[order]
-        weights[seen] = kept.softmax(-1)
-    elif normalizer == "threshold":
-        weights[seen] = d.masked_fill((d.softmax(-1) < number * (1 - 1e-7)) & (d < 0), -torch.inf).softmax(-1)
-    else:
-        alpha = {"softmax": 1.0, "sparsemax": 2.0, "entmax15": 1.5}.get(normalizer, number)
-        weights[seen] = on_simplex(d, alpha)
-    return weights
+    bad = (scores.isnan() | scores.isposinf()).any(-1, keepdim=True)
+    found = row_oracle.rows(ORACLES[normalizer](number), scores.masked_fill(bad, -torch.inf))
+    return found.masked_fill(bad, torch.nan)
 
 
 def hostile(n: int) -> dict[str, Tensor]:
@@ -232,20 +177,6 @@ def test_rows_do_not_depend_on_threads_or_repeats(normalizer: str, full_size: bo
             assert torch.equal(native_rows.gradient(want, grad, normalizer, number), gradient)
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("normalizer", "number"), [("entmax15", 0.0), ("topk", 5.0), ("entmax", 1.2), ("sigmoid", 0.0)]
-)
-def test_half_precision_is_rounded_once(dtype: torch.dtype, normalizer: str, number: float):
-    scores = torch.randn(5, 77).to(dtype)
-    got = native_rows.weights(scores, normalizer, number)
-    assert got.dtype == dtype
-    assert torch.equal(got, native_rows.weights(scores.float(), normalizer, number).to(dtype))
-    grad = torch.randn(5, 77).to(dtype)
-    gradient = native_rows.gradient(got, grad, normalizer, number)
-    assert torch.equal(gradient, native_rows.gradient(got.float(), grad.float(), normalizer, number).to(dtype))
 
 
 @pytest.mark.parametrize(("normalizer", "number"), [pair for pair in NORMALIZERS if pair[1] < 100])

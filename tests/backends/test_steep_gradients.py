@@ -74,17 +74,17 @@ def test_the_gradient_of_scores_sums_to_nothing() -> None:
     assert float(found.sum()) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["blocked", *NATIVE])
-def test_attention_passes_it_on(backend: str) -> None:
-    found = key_gradient(-0.33323335, 4.0, backend)
-    assert float(found[0]) == pytest.approx(2.0004, rel=1e-3)
-    assert float(found.sum()) == pytest.approx(0, abs=1e-5)
-
-
-@pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
-def test_attention_passes_on_what_double_precision_would_cancel() -> None:
-    found = key_gradient(-0.1111, 10.0, "native")  # a weight of 1e-5, r = 1e39
-    assert float(found[0]) == pytest.approx(2.0, rel=1e-2)
+@pytest.mark.parametrize(
+    ("below", "alpha", "backend", "want"),
+    [
+        *((-0.33323335, 4.0, backend, pytest.approx(2.0004, rel=1e-3)) for backend in ("blocked", *NATIVE)),
+        # A weight of 1e-5, r = 1e39: double precision would cancel.
+        *((-0.1111, 10.0, backend, pytest.approx(2.0, rel=1e-2)) for backend in NATIVE),
+    ],
+)
+def test_attention_passes_it_on(below: float, alpha: float, backend: str, want: object) -> None:
+    found = key_gradient(below, alpha, backend)
+    assert float(found[0]) == want
     assert float(found.sum()) == pytest.approx(0, abs=1e-5)
 
 
