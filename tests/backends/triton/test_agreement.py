@@ -15,29 +15,21 @@ CASES = [case for case in cases.CASES if case.dtype != torch.float64]
 SIZES = [case for case in cases.RAGGED if max(case.size, case.width) <= 256]
 
 
-RAGGED = ("K=97, D=3, E=5, ascending",)
+RAGGED = "K=97, D=3, E=5, ascending"
 FULL = pytest.mark.long("more cases in Triton's interpreter")
 
 
-def some(table: list[cases.Case], names: tuple[str, ...]) -> list:
-    return [pytest.param(case, id=case.name, marks=[] if case.name in names else FULL) for case in table]
-
-
-@pytest.mark.parametrize("case", some(CASES, ()))
-def test_every_feature_agrees(case: cases.Case, tiled):
-    """One by one with ``--long``; by default all at once, below."""
-    tiled(16, 16)
-    agreement.assert_agreement(replace(case, names=cases.MERGED), "triton")
-
-
-@pytest.mark.parametrize("case", some(CASES, ()))
+@FULL
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_blocks_of_four_rows_and_keys_change_nothing(case: cases.Case, tiled):
     tiled(4, 4)
     agreement.assert_agreement(replace(case, names=cases.MERGED), "triton")
 
 
 @pytest.mark.hostile("triton")
-@pytest.mark.parametrize("case", some(SIZES, RAGGED))
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[] if case.name == RAGGED else FULL) for case in SIZES]
+)
 def test_ragged_shapes_agree(case: cases.Case, tiled):
     tiled(4, 64)
     agreement.assert_agreement(case, "triton")

@@ -22,6 +22,7 @@ from attemper.backends.triton.tuning import Config
 from attemper.call.normalizer import Normalization
 from attemper.statistics import ONE_PASS, ROWWISE_ONE_PASS
 from attemper.types import AttentionStats
+from tests.backends.triton.test_rowwise import computed
 from tests.support import oracle
 from tests.support.calls import attended
 
@@ -31,31 +32,10 @@ NAMES = tuple(name for name in ONE_PASS if name not in oracle.INTEGERS)
 UNIT = 2.0**-24
 
 
-def leaves(call: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A copy in ``dtype`` whose floating tensors ask for gradients."""
-    return {
-        name: value.detach().to(dtype).requires_grad_()
-        if isinstance(value, Tensor) and value.dtype.is_floating_point
-        else value
-        for name, value in call.items()
-    }
-
-
 def gradients(function: Any, call: dict[str, Any], names: tuple[str, ...], backend: str, dtype: torch.dtype) -> Any:
     """d(sum of the results times numbers drawn once) by every floating tensor of the call."""
-    call = leaves(call, dtype)
-    if "rows" in call:
-        call["generator"] = torch.Generator().manual_seed(3)
-    result = function(**call, stats=names, backend=backend)
-    stats = getattr(result, "stats", result)
-    results = [stats[name] for name in names if stats[name].requires_grad]
-    if hasattr(result, "output"):
-        results.append(result.output)
-    generator = torch.Generator().manual_seed(1)
-    above = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.dtype) for r in results]
-    wanted = {name: value for name, value in call.items() if isinstance(value, Tensor) and value.requires_grad}
-    grads = torch.autograd.grad(results, list(wanted.values()), above)
-    return dict(zip(wanted, grads, strict=True))
+    found = computed(call, "softmax", names, backend, dtype, function)
+    return {name: found[f"d{name}"] for name in call if f"d{name}" in found}
 
 
 def assert_as_exact_as_blocked(function: Any, call: dict[str, Any], names: tuple[str, ...]) -> None:

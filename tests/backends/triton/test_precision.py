@@ -133,15 +133,6 @@ def test_scores_whose_squares_overflow_leave_every_statistic_and_gradient_finite
         assert torch.isfinite(grad).all()
 
 
-def test_a_row_of_one_key_leaves_zeros_with_a_plus():
-    query, key = torch.randn(1, 1, 3, 2), torch.randn(1, 1, 1, 2)
-    problem = Problem(query, key, None, None, torch.ones(1, 1, 1), columns=state_columns(ONE_PASS))
-    _, state, _ = kernels.forward(problem)
-    for number in (1, 3, 4):
-        assert (state[number] == 0).all()
-        assert not torch.signbit(state[number]).any()
-
-
 def test_a_softcap_that_bends_little_keeps_the_digits_of_small_scores():
     size = torch.tensor([1e-4, -3e-3, 0.05, -0.7, 20.0])
     query, key = size.reshape(1, 1, 5, 1), torch.ones(1, 1, 1, 1)

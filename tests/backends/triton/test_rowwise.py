@@ -57,7 +57,9 @@ def computed(
         for name, value in call.items()
     }
     number = leaves.pop("number", None)
-    normalizer = NORMALIZERS[chosen] if number is None else Normalization(chosen.split()[0], per_head=number)
+    normalizer = (
+        NORMALIZERS.get(chosen, chosen) if number is None else Normalization(chosen.split()[0], per_head=number)
+    )
     if "rows" in leaves:
         leaves["generator"] = torch.Generator().manual_seed(3)
     result = function(**leaves, normalizer=normalizer, stats=names, backend=backend)
@@ -227,7 +229,7 @@ def differentiated(call: dict[str, Any], normalizer: Any, backend: str) -> tuple
 def test_half_precision_agrees_but_for_the_rounding_of_weights_and_results(chosen: str, dtype: torch.dtype, tiled):
     tiled(8, 8)
     number = {"entmax": torch.tensor([1.2, 1.7]), "sigmoid": torch.tensor([-1.0, 0.5])}.get(chosen)
-    normalizer = NORMALIZERS[chosen] if number is None else Normalization(chosen, per_head=number)
+    normalizer = NORMALIZERS.get(chosen, chosen) if number is None else Normalization(chosen, per_head=number)
     call = call_of(**BOTTOM_RIGHT)
     tensors = {name: call[name].to(dtype) for name in ("query", "key", "value")}
     got, grads = differentiated(call | tensors, normalizer, "triton")
