@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
 
 from attemper.checks import one_of, whole_number
 from attemper.errors import InputError
 from attemper.readings.alarms import ALARMS
+from attemper.readings.reading import SiteReading
 from attemper.results.scan import Scan
 from attemper.statistics import NAMES, SHOWN, STATISTIC_OF
 
@@ -30,17 +30,6 @@ _KINDS = tuple(kind.name for kind in ALARMS if not kind.needs_ranks and not kind
 """Alarms that are logged also where there are none."""
 
 Keep = Callable[[str], bool]
-
-
-class _Site(Protocol):
-    """What is read of a ``SiteReading``."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def mode(self) -> str: ...
 
 
 def scalars(scan: Scan, stats: Iterable[str]) -> dict[str, dict[str, float]]:
@@ -72,9 +61,8 @@ def _spread(prefix: str, values: list[float]) -> dict[str, float]:
     return {f"{prefix}/mean": sum(values) / len(values), f"{prefix}/min": min(values), f"{prefix}/max": max(values)}
 
 
-def _unique_names(sites: Iterable[_Site]) -> list[str]:
+def _unique_names(sites: Iterable[SiteReading]) -> list[str]:
     """Names of sites in characters that every tracker takes; kind and mode are added where a name comes twice."""
-    sites = tuple(sites)
     times = Counter(site.name for site in sites)
     full = [site.name if times[site.name] == 1 else f"{site.name}.{site.kind}.{site.mode}" for site in sites]
     return [name.replace("#", ".call") for name in full]

@@ -129,17 +129,6 @@ class Range:
         return seen if fixed is None else math.log(fixed) if self._logarithmic else fixed
 
 
-class Pictures:
-    """Pictures of one run: the colours of a statistic mean the same in all of them, or reach further in later ones."""
-
-    def __init__(self) -> None:
-        self._ranges = {name: Range(name) for name in SHOWN}
-
-    def pixels(self, scan: Scan, statistic: str) -> np.ndarray:
-        """[rows, columns, 3] bytes."""
-        return pixels(self._ranges[statistic].shares(grid(scan, statistic)))
-
-
 def grid(scan: Scan, statistic: str) -> np.ndarray:
     """[sites, heads] of a statistic, NaN where a site has fewer heads or no number."""
     values = np.full((len(scan.sites), max((len(site.heads) for site in scan.sites), default=0)), np.nan)
@@ -267,7 +256,8 @@ class Trackers:
         self._names = [type(tracker).__name__ for tracker in trackers]
         self._sinks = [sink(tracker) for tracker in trackers]
         self._trackers = trackers
-        self._pictures = Pictures()
+        self._ranges = {name: Range(name) for name in SHOWN}
+        """The colours of a statistic mean the same in all pictures, or reach further in later ones."""
         self._reported: set[int] = set()
         self.failures = 0
         """Calls that raised."""
@@ -279,7 +269,7 @@ class Trackers:
 
     def write_map(self, scan: Scan, statistics: Iterable[str], step: int) -> None:
         """Sends every head to each tracker that takes it: as a picture for each statistic, or else as a table."""
-        pictures = {f"{MAP}/{name}": self._pictures.pixels(scan, name) for name in statistics}
+        pictures = {f"{MAP}/{name}": pixels(self._ranges[name].shares(grid(scan, name))) for name in statistics}
         rows = table(scan, statistics)
         for place, tracker in enumerate(self._trackers):
             self._try(place, lambda tracker=tracker: _send_map(tracker, pictures, rows, step))

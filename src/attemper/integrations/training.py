@@ -148,7 +148,9 @@ class Monitor:
         super().__init__()
         self._stats = check_statistics(stats)
         self._budget = budget(max_keys, filter)
-        self._picture_every = _check_every("picture_every", picture_every)
+        self._picture_every = picture_every
+        if picture_every is not None:
+            self._picture_every = whole_number("picture_every", picture_every, none=", or None for no pictures")
         if trackers is not None and not isinstance(trackers, list | tuple):
             raise InputError(f"trackers must be a list, got {type(trackers).__name__}.")
         self._trackers = self._own_trackers(list(trackers or ()))
@@ -333,10 +335,6 @@ class Monitor:
         if self._on_alarm is not None:
             for alarm in begun:
                 self._on_alarm(alarm)
-
-
-def _check_every(name: str, every: int | None) -> int | None:
-    return None if every is None else whole_number(name, every, none=", or None for no pictures")
 
 
 def set_for_now(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
