@@ -82,11 +82,6 @@ def test_each_cause_has_a_sentence_of_its_own(monkeypatch: pytest.MonkeyPatch, c
     assert "\n" not in message
 
 
-def test_no_two_causes_have_the_same_sentence():
-    told = {refusal(NAME, error) for error, _ in CAUSES.values()}
-    assert len(told) == len(CAUSES)
-
-
 def test_offline_by_choice_says_how_to_fetch_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     told = refusal(NAME, CAUSES["no network"][0])
@@ -112,39 +107,46 @@ def test_what_is_no_path_can_only_be_of_the_hub(source: str, is_id: bool):
     assert on_hub(source) is is_id
 
 
+FOLDERS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
+    "GGUF": (
+        ("weights.Q4_K_M.gguf",), "llama",
+        r"is a GGUF file, quantised for llama\.cpp.*from_pretrained\('.*model', "
+        r"gguf_file='weights\.Q4_K_M\.gguf'\)\.save_pretrained\(folder\)",
+    ),
+    "a run": (
+        ("checkpoint-10/config.json", "checkpoint-20/config.json"), None,
+        r"there is no config\.json in it\. Did you mean '.*model/checkpoint-20'\?",
+    ),
+    "an adapter": (
+        ("adapter_config.json", "adapter_model.safetensors"), None, "It holds an adapter: merge it into its model",
+    ),
+    "pickles": (
+        ("pytorch_model.bin",), "gpt2", r"pickled weights \(pytorch_model\.bin\).*it writes safetensors",
+    ),
+    "another architecture": (
+        ("model.safetensors",), "of-next-year",
+        r"this version of transformers does not know.*pip install -U transformers",
+    ),
+}  # fmt: skip
+"""Files of a folder, the type of model in its config, if it has one, and what is said of it."""
+
+
 def folder_of(path: Path, *names: str, config: dict[str, Any] | None = None) -> str:
-    path.mkdir(exist_ok=True)
     for name in names:
-        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).touch()
     if config is not None:
         (path / "config.json").write_text(json.dumps(config))
     return str(path)
 
 
-def test_gguf_is_told_how_it_is_converted(tmp_path: Path):
-    folder = folder_of(tmp_path / "model", "weights.Q4_K_M.gguf", config={"model_type": "llama"})
-    for source in (folder, f"{folder}/weights.Q4_K_M.gguf"):
-        with pytest.raises(InputError, match=r"is a GGUF file, quantised for llama\.cpp") as told:
+@pytest.mark.parametrize("what", FOLDERS)
+def test_a_folder_that_holds_no_model_to_load_is_told_with_what_to_do(what: str, tmp_path: Path):
+    names, kind, message = FOLDERS[what]
+    folder = folder_of(tmp_path / "model", *names, config=None if kind is None else {"model_type": kind})
+    for source in (folder, *(f"{folder}/{name}" for name in names if what == "GGUF")):
+        with pytest.raises(InputError, match=message):
             pretrained.load(source)
-        assert f"from_pretrained({folder!r}, gguf_file='weights.Q4_K_M.gguf').save_pretrained(folder)" in str(
-            told.value
-        )
-
-
-def test_a_folder_without_a_config_names_the_checkpoint_inside_or_the_adapter_it_holds(tmp_path: Path):
-    run = folder_of(tmp_path / "run", "checkpoint-10/config.json", "checkpoint-20/config.json")
-    with pytest.raises(InputError, match=r"there is no config\.json in it\. Did you mean '.*run/checkpoint-20'\?"):
-        pretrained.load(run)
-    adapter = folder_of(tmp_path / "adapter", "adapter_config.json", "adapter_model.safetensors")
-    with pytest.raises(InputError, match=r"It holds an adapter: merge it into its model"):
-        pretrained.load(adapter)
-
-
-def test_a_folder_without_safetensors_says_how_they_are_written(tmp_path: Path):
-    pickled = folder_of(tmp_path / "pickled", "pytorch_model.bin", config={"model_type": "gpt2"})
-    with pytest.raises(InputError, match=r"pickled weights \(pytorch_model\.bin\).*it writes safetensors"):
-        pretrained.load(pickled)
 
 
 def test_a_folder_with_code_of_its_own_is_refused_and_not_run(tmp_path: Path):
@@ -154,9 +156,3 @@ def test_a_folder_with_code_of_its_own_is_refused_and_not_run(tmp_path: Path):
     with pytest.raises(InputError, match=r"needs custom code \(auto_map in its config\.json\)"):
         pretrained.load(folder)
     assert not (tmp_path / "ran").exists()
-
-
-def test_an_architecture_that_transformers_does_not_know(tmp_path: Path):
-    folder = folder_of(tmp_path / "new", "model.safetensors", config={"model_type": "of-next-year"})
-    with pytest.raises(InputError, match=r"this version of transformers does not know.*pip install -U transformers"):
-        pretrained.load(folder)

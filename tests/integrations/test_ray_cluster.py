@@ -116,17 +116,6 @@ def test_a_cluster_that_is_there_is_joined(tmp_path: Path):
     assert len(part_file.part_files(tmp_path / "parts")) == 3
 
 
-@pytest.mark.long("starts Ray")
-@needs_ray
-def test_the_command_line_takes_ray(tmp_path: Path):
-    texts = text_file(tmp_path / "texts.txt", 200)
-    command = ("scan", "--texts", texts.name, "--out", "parts", "--shards", "3", "--max-length", "32", "--json")
-    done = by_ray(tmp_path, "-m", "attemper", *command, "--engine", "ray", "--workers", "2")
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.startswith('{"schema": 2')
-    assert len(part_file.part_files(tmp_path / "parts")) == 3
-
-
 @needs_ray
 @pytest.mark.long("starts Ray")
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path):

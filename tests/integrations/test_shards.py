@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -105,28 +106,26 @@ def test_a_shard_that_is_there_is_done_already(tmp_path: Path):
     assert work.path(0).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda work, path: replace(work, options=replace(work.options, fewest_keys=8)), "of another fewest_keys (32)"),
-        (lambda work, path: task(text_file(path / "others.txt", 71), path / "parts", 2), "of another input ("),
-    ],
-)
-def test_a_shard_of_something_else_stands_in_the_way(change: Callable[..., ShardTask], message: str, tmp_path: Path):
-    work = task(text_file(tmp_path / "texts.txt", 70), tmp_path / "parts", 2)
-    scan_shard(work, work.load(), 0)
-    with pytest.raises(InputError, match="is there already, of another") as caught:
-        scan_shard(change(work, tmp_path), work.load(), 0)
-    assert message in str(caught.value)
-    assert "Name another folder with --out, or remove it." in str(caught.value)
+def of_another_model(work: ShardTask, loaded: Any, path: Path) -> Any:
+    next(loaded.model.parameters()).data += 1
+    return work, loaded
 
 
-def test_a_shard_of_another_model_stands_in_the_way(tmp_path: Path):
+OTHERS: dict[str, Callable[[ShardTask, Any, Path], Any]] = {
+    "fewest_keys (32)": lambda work, loaded, _: (replace(work, options=replace(work.options, fewest_keys=8)), loaded),
+    "input (": lambda work, loaded, path: (task(text_file(path / "others.txt", 71), path / "parts", 2), loaded),
+    "model (a model)": of_another_model,
+}
+"""What differs -> another task and what it has loaded."""
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_shard_of_something_else_stands_in_the_way(what: str, tmp_path: Path):
     work, loaded = task(text_file(tmp_path / "texts.txt", 70), tmp_path / "parts", 2), load()
     scan_shard(work, loaded, 0)
-    next(loaded.model.parameters()).data += 1
-    with pytest.raises(InputError, match=r"is there already, of another model \(a model\)"):
-        scan_shard(work, loaded, 0)
+    with pytest.raises(InputError, match=re.escape(f"is there already, of another {what}")) as caught:
+        scan_shard(*OTHERS[what](work, loaded, tmp_path), 0)
+    assert "Name another folder with --out, or remove it." in str(caught.value)
 
 
 def test_another_tokenizer_gives_other_readings_and_is_refused(tmp_path: Path):

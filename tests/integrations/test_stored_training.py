@@ -28,6 +28,7 @@ accelerate = pytest.importorskip("accelerate")
 
 from attemper.integrations.lightning import AttemperCallback as LightningCallback  # noqa: E402
 from attemper.integrations.transformers import AttemperCallback  # noqa: E402
+from tests.integrations.test_trainer import tiny  # noqa: E402
 
 pytestmark = [
     # Lightning's own, about this machine and its use of torch.
@@ -41,18 +42,6 @@ pytestmark = [
 STEPS, TOKENS = 12, 40
 WATCHED: dict[str, Any] = {"every": 2, "rows": 8, "fewest_keys": 4}
 """Fewer rows than a sequence has: which, is drawn at random."""
-
-
-def tiny(**options: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-    }
-    return tf.LlamaForCausalLM(tf.LlamaConfig(**(sizes | options)))
 
 
 def sequences(count: int = 2 * STEPS) -> Tensor:
@@ -272,15 +261,6 @@ def test_a_lightning_run_goes_on_in_the_folder_of_its_checkpoint(tmp_path: Path)
     assert_equal(stored, tmp_path / "whole" / "lightning_logs" / "version_0" / "attemper")
 
 
-@pytest.mark.slow("trains for seconds")
-def test_training_from_the_beginning_in_the_same_folder_replaces_the_history(tmp_path: Path):
-    for steps in (12, 6):
-        trainer(tmp_path, tiny(), AttemperCallback(**WATCHED), max_steps=steps).train()
-    run = attemper.open(tmp_path / "attemper")
-    assert run.steps.tolist() == [1, 3, 5]
-    assert len(run.segments) == 2
-
-
 @pytest.mark.slow("takes a second")
 @pytest.mark.quick("trainer")
 @pytest.mark.parametrize("framework", ["trainer", "lightning"])
@@ -341,7 +321,7 @@ class Told:
         caplog.set_level(logging.WARNING, "attemper")
         ids = encode(TEXT.read_text(encoding="utf-8"))
         data = windows(ids, 48, stride=len(ids) // (4 * 41))[: 4 * 40]
-        model = tiny(vocab_size=256, hidden_size=96, num_attention_heads=12)
+        model = tiny(vocab_size=256, hidden_size=96, num_attention_heads=12, num_key_value_heads=12)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
         rates = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: rate if step >= 20 else 3e-3 * min(1, (step + 1) / 10)
@@ -376,28 +356,3 @@ def test_a_fresh_model_that_trains_well_is_told_no_warning(tmp_path: Path, caplo
     told = Told(tmp_path, caplog, rate=3e-3)
     assert told.console == []
     assert {alarm.severity for alarm in told.alarms} <= {"notice"}
-
-
-@pytest.mark.slow("a model of 1,024 heads")
-def test_a_large_model_sends_layers_to_tensorboard_and_every_head_to_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
-    model = tiny(hidden_size=64, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=32)
-    one = trainer(tmp_path, model, report_to=["tensorboard"], max_steps=3)
-    callback = AttemperCallback(every=1, fewest_keys=4, trackers=[one])
-    one.add_callback(callback)
-    one.train()
-    board = EventAccumulator(str(tmp_path / "board"), size_guidance={"scalars": 0}).Reload()
-    names = [name for name in board.Tags()["scalars"] if "attention/" in name]
-    layers = {name.partition("/attention/")[2].partition("/")[0] for name in names if "self_attn" in name}
-    assert layers == {f"model.layers.{layer}.self_attn" for layer in range(32)}
-    assert not any("/head" in name for name in names)
-    (picture,) = board.Images("train/attention/map/max_logit")
-    assert (picture.width, picture.height) == (512, 512)
-    run = attemper.open(tmp_path / "attemper")
-    assert run.history("max_logit").values.shape == (3, 32, 32)
-    assert not np.isnan(run.history("entropy").values).any()
