@@ -121,17 +121,7 @@ def _flux() -> nn.Module:
     )  # fmt: skip
 
 
-def _latents(**others: Callable[[], Tensor]) -> Callable[[], dict[str, Tensor]]:
-    return lambda: {name: make() for name, make in others.items()}
-
-
-def _normal(*shape: int) -> Callable[[], Tensor]:
-    return lambda: torch.randn(*shape)
-
-
-def _steps() -> Tensor:
-    return torch.tensor([3, 7])
-
+STEPS = torch.tensor([3, 7])
 
 ZOO: dict[str, Entry] = {
     "ViT": _timm("vit_tiny_patch16_224", 32, **_VIT),
@@ -146,28 +136,32 @@ ZOO: dict[str, Entry] = {
                            depths=(2, 2, 2, 2), num_heads=(2, 4, 4, 4), wss=(4, 2, 2, 2), attn_drop_rate=0.1),
     "UNet2DConditionModel": Entry(
         _unet("AttnProcessor2_0"),
-        _latents(sample=_normal(2, 4, 8, 8), timestep=_steps, encoder_hidden_states=_normal(2, 5, 12)),
+        lambda: {"sample": torch.randn(2, 4, 8, 8), "timestep": STEPS, "encoder_hidden_states": torch.randn(2, 5, 12)},
         lambda model: _set_processor(model, "AttnProcessor"),
     ),
     "UNet2DConditionModel by hand": Entry(
         _unet("AttnProcessor"),
-        _latents(sample=_normal(2, 4, 8, 8), timestep=_steps, encoder_hidden_states=_normal(2, 5, 12)),
+        lambda: {"sample": torch.randn(2, 4, 8, 8), "timestep": STEPS, "encoder_hidden_states": torch.randn(2, 5, 12)},
     ),
     "DiT": Entry(
         _dit,
-        _latents(hidden_states=_normal(2, 4, 8, 8), timestep=_steps, class_labels=lambda: torch.tensor([1, 4])),
+        lambda: {"hidden_states": torch.randn(2, 4, 8, 8), "timestep": STEPS, "class_labels": torch.tensor([1, 4])},
         lambda model: _set_processor(model, "AttnProcessor"),
     ),
     "SD3": Entry(
         _sd3,
-        _latents(hidden_states=_normal(2, 4, 8, 8), encoder_hidden_states=_normal(2, 5, 12),
-                 pooled_projections=_normal(2, 10), timestep=_steps),
+        lambda: {
+            "hidden_states": torch.randn(2, 4, 8, 8), "encoder_hidden_states": torch.randn(2, 5, 12),
+            "pooled_projections": torch.randn(2, 10), "timestep": STEPS,
+        },
     ),
     "Flux": Entry(
         _flux,
-        _latents(hidden_states=_normal(2, 16, 4), encoder_hidden_states=_normal(2, 5, 12),
-                 pooled_projections=_normal(2, 10), timestep=lambda: torch.tensor([0.3, 0.7]),
-                 img_ids=lambda: torch.randint(4, (16, 3)).float(), txt_ids=lambda: torch.zeros(5, 3)),
+        lambda: {
+            "hidden_states": torch.randn(2, 16, 4), "encoder_hidden_states": torch.randn(2, 5, 12),
+            "pooled_projections": torch.randn(2, 10), "timestep": torch.tensor([0.3, 0.7]),
+            "img_ids": torch.randint(4, (16, 3)).float(), "txt_ids": torch.zeros(5, 3),
+        },
     ),
 }  # fmt: skip
 
