@@ -1,16 +1,14 @@
-"""Weights of rows of scores in C++ and gradients, against loops over rows and differences of them."""
+"""Weights of rows of scores in C++ and gradients, against PyTorch in float64 and differences of it."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from attemper.backends.native import rows as native_rows
+from attemper.backends.normalizers import NORMALIZERS as NORMALIZERS_IN_TORCH
 from tests.backends.test_native import LIBRARIES, each_library
-from tests.support import row_oracle
 
 __all__ = ["each_library"]
 
@@ -30,18 +28,11 @@ ERROR = {"sparsemax": 1e-7, "entmax15": 1e-7, "sigmoid": 1.2e-7, "entmax": 3e-7}
 sum and the quotient; entmax of any alpha: three of an exponent beside them, whose sum is brought back to 1."""
 
 
-ORACLES: dict[str, Callable[[float], row_oracle.Weights]] = {
-    "softmax": lambda _: row_oracle.softmax, "sparsemax": lambda _: row_oracle.sparsemax,
-    "entmax15": lambda _: row_oracle.entmax15, "entmax": row_oracle.entmax, "topk": lambda k: row_oracle.topk(int(k)),
-    "threshold": lambda least: row_oracle.threshold(least * (1 - 1e-7)), "sigmoid": row_oracle.sigmoid,
-}  # fmt: skip
-
-
 def wanted(scores: Tensor, normalizer: str, number: float) -> Tensor:
-    """The weights of each row in float64, by definition."""
+    """The weights of each row in float64, by PyTorch, which tests/functional hold against loops and many digits."""
+    given = ("entmax", 1.0) if normalizer == "softmax" else (normalizer, number)
     bad = (scores.isnan() | scores.isposinf()).any(-1, keepdim=True)
-    found = row_oracle.rows(ORACLES[normalizer](number), scores.masked_fill(bad, -torch.inf))
-    return found.masked_fill(bad, torch.nan)
+    return NORMALIZERS_IN_TORCH[given[0]].weights(scores.double(), given[1], None).masked_fill(bad, torch.nan)
 
 
 def hostile(n: int) -> dict[str, Tensor]:
