@@ -8,11 +8,12 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import count, pairwise, permutations
+from typing import Any
 
 import pytest
 import torch
 
-from attemper.bench.attention import eager_entropy, measure, others, ours, peak_extra_bytes, sdpa, two_sdpa_calls
+from attemper.bench.attention import measure, others, ours, peak_extra_bytes
 from attemper.bench.hardware import kept_memory, machine, peak_flops, resident_bytes
 from attemper.bench.shape import Shape
 from attemper.bench.timing import rounds
@@ -20,13 +21,6 @@ from attemper.errors import BackendError, InputError
 from attemper.functional import attention
 
 SMALL = Shape.of("2,4,24,16")
-
-
-def entropy(shape: Shape) -> torch.Tensor:
-    query, key, value = shape.tensors()
-    result = attention(query, key, value, is_causal=shape.causal, stats=("entropy",), backend="reference")
-    assert result.stats is not None
-    return result.stats.entropy
 
 
 def test_a_shape_is_read_with_and_without_key_heads():
@@ -55,48 +49,32 @@ def test_operations_are_counted_over_visible_pairs(queries: int, keys: int):
     assert window.flops == 2 * 4 * int(near.sum()) * 16 * 4
 
 
-def test_the_ways_to_a_window_agree():
-    shape = replace(SMALL, causal=True, window=7)
+ALL = {"sdpa", "two_sdpa_calls", "eager_entropy"}
+WAYS: dict[str, tuple[Shape, set[str]]] = {
+    "full": (SMALL, ALL),
+    "causal": (replace(SMALL, causal=True), ALL),
+    "window": (replace(SMALL, causal=True, window=7), {"sdpa", "eager_entropy"}),
+    "one query of grouped heads": (Shape.of("2,8,2,1,40,16"), {"sdpa", "sdpa_packed_heads"}),
+    **{dtype: (replace(SMALL, dtype=dtype), ALL) for dtype in ("bfloat16", "float16")},
+    **{f"{dtype}, causal": (replace(SMALL, causal=True, dtype=dtype), ALL) for dtype in ("bfloat16", "float16")},
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_ways_to_attention_and_to_its_entropy_agree(name: str):
+    shape, names = WAYS[name]
     ways = others(shape, shape.tensors())
-    assert set(ways) == {"sdpa", "eager_entropy"}
-    hand, hand_entropy = ways["eager_entropy"]()  # pyright: ignore[reportGeneralTypeIssues]
-    own, *stats = ours(shape, shape.tensors(), ("entropy",), "auto")()  # pyright: ignore[reportGeneralTypeIssues]
-    (plain,) = ways["sdpa"]()  # pyright: ignore[reportGeneralTypeIssues]
-    assert any(torch.allclose(hand_entropy, own, rtol=0, atol=1e-5) for own in stats)
-    torch.testing.assert_close(hand, own, rtol=0, atol=1e-5)
-    torch.testing.assert_close(plain, own, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_ways_to_the_entropy_agree(causal: bool):
-    shape = replace(SMALL, causal=causal)
-    want = entropy(shape)
-    for way in (two_sdpa_calls, eager_entropy):
-        output, got = way(shape, shape.tensors())()  # pyright: ignore[reportGeneralTypeIssues]
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
-        (plain,) = sdpa(shape, shape.tensors())()  # pyright: ignore[reportGeneralTypeIssues]
-        torch.testing.assert_close(output, plain, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_every_way_takes_half_precision(dtype: str, causal: bool):
-    shape = replace(SMALL, causal=causal, dtype=dtype)
-    ways = others(shape, shape.tensors())
-    assert set(ways) == {"sdpa", "two_sdpa_calls", "eager_entropy"}
+    assert set(ways) == names
     query, key, value = (tensor.float() for tensor in shape.tensors())
-    (want,) = sdpa(replace(shape, dtype="float32"), (query, key, value))()  # pyright: ignore[reportGeneralTypeIssues]
-    for way in ways.values():
-        output, *_ = way()  # pyright: ignore[reportGeneralTypeIssues]
-        assert isinstance(output, torch.Tensor)
-        torch.testing.assert_close(output.float(), want, rtol=0, atol=4e-2)
-
-
-def test_packed_heads_compute_the_same_as_grouped_ones():
-    shape = Shape.of("2,8,2,1,40,16")
-    ways = others(shape, shape.tensors())
-    assert set(ways) == {"sdpa", "sdpa_packed_heads"}
-    torch.testing.assert_close(ways["sdpa_packed_heads"](), ways["sdpa"](), rtol=0, atol=1e-5)
+    options: dict[str, Any] = {"window_size": (shape.window - 1, 0)} if shape.window else {}
+    want = attention(query, key, value, **shape.options, **options, stats=("entropy",), backend="reference")
+    assert want.stats is not None
+    for way in (*ways.values(), ours(shape, shape.tensors(), (), "auto")):
+        output, *entropy = way()  # pyright: ignore[reportGeneralTypeIssues]
+        half = shape.dtype != "float32"
+        torch.testing.assert_close(output.float(), want.output, rtol=0, atol=4e-2 if half else 1e-5)
+        for found in () if half else entropy:
+            torch.testing.assert_close(found, want.stats.entropy, rtol=0, atol=1e-5)
 
 
 def test_backward_takes_the_gradient_of_the_entropy_along():
