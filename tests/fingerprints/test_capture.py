@@ -202,11 +202,6 @@ def test_torch_layers_are_seen():
     assert np.isfinite(found.sites[1].residual).all()
 
 
-def test_dropout_that_is_on_is_refused():
-    with pytest.raises(InputError, match=r"call model\.eval\(\)"):
-        attemper.fingerprint(nn.Sequential(nn.Dropout(0.1)).train(), [torch.zeros(1, 2)])
-
-
 def test_heads_are_thinned_by_whole_groups_and_keep_their_numbers():
     model, batch = tiny("llama", layers=2).model, tokens()
     whole, thin = attemper.fingerprint(model, [batch]), attemper.fingerprint(model, [batch], heads=[2])
@@ -237,3 +232,5 @@ def test_heads_are_thinned_by_whole_groups_and_keep_their_numbers():
 def test_what_cannot_be_taken_is_refused(batches, options, message):
     with pytest.raises(InputError, match=message):
         attemper.fingerprint(tiny("llama", layers=1).model, batches, **options)
+    with pytest.raises(InputError, match=r"call model\.eval\(\)"):
+        attemper.fingerprint(nn.Sequential(nn.Dropout(0.1)).train(), [torch.zeros(1, 2)])

@@ -29,6 +29,7 @@ from tests.support.engine_pairs import PRECISIONS, batch_of, clean
 from tests.support.engine_patches import noise
 
 Change = Callable[[Tiny], AbstractContextManager[Any]]
+SLOW = pytest.mark.slow("takes many seconds")
 
 
 def both_ways(name: str, precision: str, change: Change) -> tuple[Explanation, Explanation]:
@@ -57,23 +58,49 @@ def test_new_weights_are_no_factor_of_the_old_ones(precision: str, roles: str, s
         assert found.site == clean(name, False).sites[site].name
 
 
-@pytest.mark.slow("takes many seconds")
+def half_twice(model: Tiny) -> AbstractContextManager[Any]:
+    weight = model.model.layers[1].self_attn.q_proj.weight
+    half = len(weight) // 2
+    return rewritten(model, lambda: weight[half:].copy_(weight[:half].clone()))
+
+
+def layer_twice(model: Tiny) -> AbstractContextManager[Any]:
+    layers = model.model.layers
+    return rewritten(model, lambda: layers[2].load_state_dict(layers[1].state_dict()))
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("name", "precision", "change", "kinds", "words"),
     [
-        pytest.param(lambda model: tied(model, [2], "qk"), id="q-tied"),
-        pytest.param(lambda model: tied(model, [2], "kq"), id="k-tied"),
-        pytest.param(lambda model: swapped(model, [2], "qk"), id="swapped"),
+        *(
+            pytest.param("phi", precision, change, ("not_loaded", "swapped"), ("", ""), marks=SLOW)
+            for precision in ("float32", "bfloat16")
+            for change in (
+                lambda model: tied(model, [2], "qk"),
+                lambda model: tied(model, [2], "kq"),
+                lambda model: swapped(model, [2], "qk"),
+            )
+        ),
+        pytest.param("llama", "float32", half_twice, ("not_loaded",), ("", ""), marks=SLOW),
+        (
+            *("llama", "float32", layer_twice, ("order_of_layers",)),
+            ("of run b equal those of layers.1.self_attn in the other run", "of run a equal those of layers.1."),
+        ),
+        (
+            *("llama", "float32", lambda model: reordered_groups(model, [2], "kv"), ("head_order",)),
+            ("the keys of run b are the keys of heads 1, 0 of run a",) * 2,
+        ),
     ],
 )
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_queries_in_the_place_of_keys_are_no_factor(precision: str, change: Change):
-    for found in both_ways("phi", precision, change):
-        assert found.kind in ("not_loaded", "swapped")
+def test_a_weight_in_the_place_of_another_is_named_both_ways_with_no_number(name, precision, change, kinds, words):
+    for found, said in zip(both_ways(name, precision, change), words, strict=True):
+        assert found.kind in kinds, found.message
         assert found.value is None, found.message
+        assert said in found.message
+        assert change is half_twice or found.site == clean(name, False).sites[2].name
 
 
-@pytest.mark.slow("takes many seconds")
+@SLOW
 @pytest.mark.parametrize("role", ["q", "k"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_noise_in_a_deep_layer_is_no_bias(precision: str, role: str):
@@ -125,12 +152,6 @@ def test_features_in_the_order_of_the_other_pairing_are_rotary(precision: str, r
     assert ("of keys alone" in found.message) == (roles == "k")
 
 
-def test_groups_of_keys_in_another_order_are_named():
-    found, _ = both_ways("llama", "float32", lambda model: reordered_groups(model, [1], "kv"))
-    assert (found.kind, found.site) == ("head_order", "layers.1.self_attn")
-    assert "the keys of run b are the keys of heads 1, 0 of run a" in found.message
-
-
 def test_weights_that_a_file_does_not_keep_are_told_by_queries_and_keys_alone():
     a = clean("llama", False)
     model = tiny("llama")
@@ -153,22 +174,12 @@ def test_weights_look_new_by_the_spread_of_an_initialiser(std: float):
     assert "self.value.weight [128, 128] differs by" in found.message
 
 
-@pytest.mark.slow("takes many seconds")
+@SLOW
 def test_an_output_projection_is_named_where_no_attention_follows():
     found, _ = both_ways("llama", "float32", lambda model: initialised(model, [3], "o"))
     assert (found.kind, found.site, found.stage) == ("not_loaded", "layers.3.self_attn", "attention output")
     found, _ = both_ways("llama", "float32", lambda model: initialised(model, [3], "o", 0.7))
     assert (found.kind, found.site, found.stage) == ("weights", "layers.3.self_attn", "attention output")
-
-
-def test_a_layer_that_stands_twice_is_named_both_ways():
-    def edit(model: Tiny) -> Any:
-        return model.model.layers[2].load_state_dict(model.model.layers[1].state_dict())
-
-    found, back = both_ways("llama", "float32", lambda model: rewritten(model, lambda: edit(model)))
-    assert (found.kind, found.site) == ("order_of_layers", "layers.2.self_attn"), found.message
-    assert "equal those of layers.1.self_attn in the other run" in found.message
-    assert "of run a equal those of layers.1.self_attn" in back.message
 
 
 @pytest.mark.quick("llama")
@@ -309,17 +320,6 @@ def test_a_base_has_its_number_both_ways_where_few_pairs_turn_fast(base: float):
         found = attemper.explain(one, two)
         assert found.kind == "rotary"
         assert found.value == pytest.approx(wanted, rel=0.05), found.message
-
-
-@pytest.mark.slow("takes many seconds")
-def test_a_half_that_was_loaded_twice_is_not_swapped_with_itself():
-    def change(model: Tiny) -> Any:
-        weight = model.model.layers[1].self_attn.q_proj.weight
-        half = len(weight) // 2
-        return rewritten(model, lambda: weight[half:].copy_(weight[:half].clone()))
-
-    for found in both_ways("llama", "float32", change):
-        assert found.kind == "not_loaded", found.message
 
 
 def test_a_layer_that_turns_nothing_has_no_factor_of_positions():

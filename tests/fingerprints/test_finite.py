@@ -136,7 +136,7 @@ def test_infinite_numbers_survive_16_bits_and_the_file(tmp_path: Path):
 
 @pytest.mark.quick("k_proj")
 @pytest.mark.parametrize("weight", ["q_proj", "k_proj"])
-def test_a_projection_of_zeros_is_told_by_its_vectors(weight: str):
+def test_a_projection_or_heads_of_zeros_are_told_by_their_vectors(weight: str):
     a, b = clean("llama", False), _with("llama", f"{LLAMA}.{weight}.weight", 0.0)
     which = {"q_proj": "queries", "k_proj": "keys"}[weight]
     for pair, run in (((a, b), "b"), ((b, a), "a")):
@@ -145,16 +145,13 @@ def test_a_projection_of_zeros_is_told_by_its_vectors(weight: str):
         assert f"{which} of run {run} are all zero" in found.message
         assert not found.also
     assert attemper.explain(b, b).kind == "none"
-
-
-def test_heads_of_zeros_are_told_by_number():
-    a = clean("bert", False)
     model = tiny("bert").model
+    name = {"q_proj": "query", "k_proj": "key"}[weight]
     part = dict(model.named_parameters())
     with torch.no_grad():
-        part[f"{BERT}.key.weight"][:32] = 0
-        part[f"{BERT}.key.bias"][:32] = 0
-    found = attemper.explain(a, attemper.fingerprint(model, [tokens()]))
+        part[f"{BERT}.{name}.weight"][:32] = 0
+        part[f"{BERT}.{name}.bias"][:32] = 0
+    found = attemper.explain(clean("bert", False), attemper.fingerprint(model, [tokens()]))
     assert (found.kind, found.value) == ("not_loaded", None)
     assert found.extent.endswith("heads 0 of 4") or found.extent.endswith("heads 0, 1 of 4"), found.extent
-    assert "keys of run b are all zero" in found.message
+    assert f"{which} of run b are all zero" in found.message

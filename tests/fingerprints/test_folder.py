@@ -100,12 +100,9 @@ def test_heads_of_a_folder_are_thinned(tmp_path: Path):
         ({"q": (2, 9, 4), "k": (2, 9, 4), "scores": (2, 9, 8)}, {}, r"expected the final scores \[1, 2, 9, 9\]"),
     ],
 )
-def test_what_a_file_lacks_is_said(tmp_path: Path, tensors, facts, message):
+def test_what_a_file_or_a_folder_lacks_is_said(tmp_path: Path, tensors, facts, message):
+    with pytest.raises(InputError, match=r"there is no \.safetensors file"):
+        fingerprint_of_folder(tmp_path)
     save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, tmp_path / "a.safetensors", facts)
     with pytest.raises(InputError, match=message):
-        fingerprint_of_folder(tmp_path)
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match=r"there is no \.safetensors file"):
         fingerprint_of_folder(tmp_path)
