@@ -124,7 +124,8 @@ def test_a_quick_run_trains_and_shows_its_tables(tmp_path: Path, capsys: pytest.
 def test_a_page_shows_its_results_their_command_and_where_they_were_measured(script: ModuleType, name: str):
     text = (PAGES / f"{name}.md").read_text("utf-8")
     assert f"\n    python -m research {name} --workers 2\n" in text
-    for kept in (f"../../research/results/{name}.json", f"../../research/results/{name}.zip", f"{name}.png"):
+    assert f"\n    python -m research {name} --results research/results/{name}.json\n" in text
+    for kept in (f"../../research/results/{name}.zip", f"{name}.png"):
         assert f"]({kept})" in text
     assert f"| [{name}]({name}.md)" in (PAGES / "README.md").read_text("utf-8")
     content = read_summary(RESULTS / f"{name}.json", name)

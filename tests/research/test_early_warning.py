@@ -226,7 +226,7 @@ def test_tables_say_what_is_in_the_files(tmp_path: Path):
     assert leads["largest logit"][7:] == (10, 2, "1.2%", 5)
     assert leads["loss z-score"][7:10] == (0, 2, "0.2%")
     assert leads["combination"][7:10] == (10, 2, "1.2%")
-    assert "measured together, took 5.0% of the training" in result.table("lead and cost").see
+    assert "scores and weights took 5.0% of the training" in result.table("lead and cost").see
     runs = {row[0]: row for row in result.table("the runs").rows}
     assert runs["scale"][2:] == (10, 10, 0.5)
     assert "20 of 20 runs are done, 20 are judged: 10 healthy ones and 10 with a fault" in result.table("the runs").see

@@ -125,7 +125,7 @@ def test_gains_are_paired_and_runs_that_are_missing_are_counted():
     """``test_command.py`` holds the other tables against the page."""
 
     def way(*losses: float) -> dict[str, Any]:
-        return {"losses": losses, "by_place": [2.5, 2.6], "temperatures": None, "entropy_nats": 3.0}
+        return {"losses": losses, "by_place": [2.5, 2.6], "temperatures": [[1.0]], "entropy_nats": 3.0}
 
     ways = {
         PLAIN: way(2.0, 3.0, 4.0),
