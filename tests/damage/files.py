@@ -19,7 +19,6 @@ from attemper.fingerprints.taking.engine import fingerprint_of_folder
 from attemper.nn import LearnedTemperature
 from attemper.readings.part_file import merge_files
 from attemper.report.live import LiveServer, RunSource
-from attemper.report.run_page import run_page
 from attemper.report.run_table import table
 from attemper.store.fragment import Fragment
 from attemper.store.overview import overview
@@ -150,7 +149,7 @@ def run(folder: Path, samples: int = 160) -> Path:
 def read_run(path: Path) -> None:
     """`attemper show`, `runs`, `report`, and what the live server answers."""
     _row(path.parent, path.parent.parent, True)
-    server = LiveServer(RunSource(str(path.parent), run_page))
+    server = LiveServer(RunSource(str(path.parent)))
     try:
         _use(server.page(), server.look())
     finally:

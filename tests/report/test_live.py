@@ -23,7 +23,6 @@ import pytest
 from attemper.errors import InputError
 from attemper.report import live
 from attemper.report.live import LiveServer, Look, RunSource
-from attemper.report.run_page import run_page
 from attemper.store.fragment import Fragment
 from tests.support.samples import sample
 
@@ -54,7 +53,7 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer
     page = import_module("attemper.report.page")
     asset = page.asset
     monkeypatch.setattr(page, "asset", lambda name: asset(name).replace("SECONDS = 2,", "SECONDS = 0.1,"))
-    opened = LiveServer(RunSource(str(folder), run_page))
+    opened = LiveServer(RunSource(str(folder)))
     thread = Thread(target=opened.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield opened
@@ -116,7 +115,7 @@ def test_the_page_and_its_state_are_served_under_the_token(server: LiveServer, f
 def test_it_listens_on_this_machine_alone(server: LiveServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     with pytest.raises(InputError, match=r"cannot be served on: .*Name another, or 0 for a free one"):
-        LiveServer(RunSource("a", run_page), port=server.server_port)
+        LiveServer(RunSource("a"), port=server.server_port)
 
 
 def test_another_host_header_is_refused(server: LiveServer) -> None:

@@ -114,11 +114,10 @@ def report(
 def _serve(run: str, port: int, as_json: bool) -> None:
     """The page of a run on 127.0.0.1, until Ctrl-C. Opens no browser: the address is printed."""
     from attemper.report.live import LiveServer, RunSource, serve
-    from attemper.report.run_page import run_page
     from attemper.results.run import open_run
 
     open_run(run).close()  # reports a path that is not a run before anything listens
-    server = LiveServer(RunSource(run, run_page), port=port)
+    server = LiveServer(RunSource(run), port=port)
     if as_json:
         print_json(json.dumps({"schema": 1, "url": server.url}))
     else:

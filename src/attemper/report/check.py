@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attemper.report.page import plain_page
+from attemper.report.page import page_of
 from attemper.report.texts import Message, keys_of, message, message_of, page_texts, reason, texts
 from attemper.text import clean, number
 
@@ -24,7 +24,7 @@ def check_page(document: Mapping[str, Any]) -> str:
     broken = sum(rule["verdict"] == "broken" for rule in document["rules"])
     unread = [(clean(name), reason(clean(why))) for name, why in document["unread"].items()]
     said = [*(one[part] for one in rules for part in ("finding", "observed")), *(why for _, why in unread)]
-    return plain_page(
+    return page_of(
         "check",
         ("page", "explanation", "check"),
         _SCRIPTS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.readings.labels import pattern_of
 from attemper.report.document import Quantity, mode_of, number_said, quantity, scale_of
-from attemper.report.page import plain_page
+from attemper.report.page import page_of
 from attemper.report.picture import Weights, paired_pictures, pairs
 from attemper.report.texts import Clauses, Date, Message, Names, Within, message, page_texts
 from attemper.text import clean, cut, number
@@ -109,7 +109,7 @@ def comparison_page(
         from attemper.report.history import courses_of
 
         courses = courses_of(runs, heads, [key for key in _PICTURED if key in keys])
-    return plain_page(
+    return page_of(
         "comparison",
         ("page", "comparison"),
         _SCRIPTS,

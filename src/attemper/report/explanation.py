@@ -13,7 +13,7 @@ from attemper.fingerprints import floor
 from attemper.fingerprints.explanation import HARMLESS, UNKNOWN, FirstDifference, Remark
 from attemper.fingerprints.finding import short
 from attemper.fingerprints.levels import STAGES, SiteLevels
-from attemper.report.page import plain_page
+from attemper.report.page import page_of
 from attemper.report.texts import Message, Names, message, message_of, page_texts, reason
 from attemper.text import clean, cut, number
 
@@ -59,7 +59,7 @@ def explanation_page(found: FirstDifference) -> str:
     rows = [_row(one, found) for one in sites[:MOST_SITES]]
     cells = [cell for row in rows for cell in row.cells]
     before = list(takewhile(lambda cell: not cell.is_first, cells))
-    return plain_page(
+    return page_of(
         "explanation",
         ("page", "explanation"),
         _SCRIPTS,

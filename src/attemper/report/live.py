@@ -12,7 +12,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from attemper.errors import InputError
 from attemper.report.page import message_page
+from attemper.report.run_page import run_page
 from attemper.store.folder import open_stored
 from attemper.store.run import StoredRun
 from attemper.text import clean
@@ -56,17 +57,11 @@ class Source(Protocol):
         ...
 
 
-class PageOf(Protocol):
-    """How a run is drawn: ``run_page``."""
-
-    def __call__(self, run: StoredRun, *, look: Mapping[str, Any]) -> str: ...
-
-
 class RunSource:
     """A stored run, opened anew for each answer: a run that is deleted and made again is the new one."""
 
-    def __init__(self, path: str, page: PageOf) -> None:
-        self._path, self._page = path, page
+    def __init__(self, path: str) -> None:
+        self._path = path
 
     def look(self) -> Look:
         with self._run() as run:
@@ -75,7 +70,7 @@ class RunSource:
 
     def page(self, look: Look) -> str:
         with self._run() as run:
-            return self._page(run, look=asdict(look))
+            return run_page(run, look=asdict(look))
 
     @contextmanager
     def _run(self) -> Iterator[StoredRun]:

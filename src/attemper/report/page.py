@@ -153,20 +153,27 @@ def render(reading: Reading, *, look: Mapping[str, Any] | None = None, **given: 
     )
 
 
-def plain_page(
-    template: str, styles: Iterable[str], scripts: Iterable[str], data: Mapping[str, Any], **given: Any
+def page_of(
+    template: str,
+    styles: Iterable[str],
+    scripts: Iterable[str],
+    data: Mapping[str, Any],
+    library: str = "",
+    **given: Any,
 ) -> str:
-    """A page without the library of charts: a template with these style sheets, scripts and data, and nothing else."""
+    """A template with these style sheets, scripts and data, and nothing else. ``library``: of charts, if it has some."""
     style, script = "".join(asset(f"{name}.css") for name in styles), script_of(scripts, "start();\n")
     return (
         templates()
         .get_template(f"{template}.html.j2")
         .render(
-            policy=policy(style, (script,)),
+            policy=policy(style, (library, script) if library else (script,)),
             style=Markup(style),
             script=Markup(script),
+            library=Markup(library),
             data=Markup(script_json(data)),
             version=__version__,
+            echarts_version=ECHARTS_VERSION,
             **given,
         )
     )

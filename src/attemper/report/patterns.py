@@ -15,7 +15,7 @@ from attemper.readings.labels import by_reason, label_of, pattern_of
 from attemper.readings.reading import Skipped
 from attemper.readings.roles import ROLE_OF, ROLES
 from attemper.report import texts
-from attemper.report.page import LARGEST_BYTES, plain_page
+from attemper.report.page import LARGEST_BYTES, page_of
 from attemper.report.picture import short_token
 from attemper.report.texts import message, page_texts
 from attemper.text import clean
@@ -62,7 +62,7 @@ def _render(name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skipped], to
     queries, keys = (max((site.levels.shape[axis] for site in sites), default=0) for axis in (1, 2))
     heads, shown = roles.total(), [min(size, tokens) for size in (queries, keys)]
     cropped = message("grid.cropped", queries=queries, keys=keys, shown=tokens) if max(queries, keys) > tokens else None
-    return plain_page(
+    return page_of(
         "patterns",
         ("page", "patterns"),
         _SCRIPTS,

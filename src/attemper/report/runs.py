@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
-from attemper import __version__
 from attemper.errors import InputError
 from attemper.readings.alarms import level_of
 from attemper.readings.history import mean
@@ -26,13 +24,13 @@ from attemper.readings.stacks import over_heads
 from attemper.report.document import quantity
 from attemper.report.headline import LEVELS, Verdict, distinct_warnings, verdict
 from attemper.report.history import BRIEF, MOST_COLUMNS, Course, loss_course
-from attemper.report.page import ECHARTS, ECHARTS_VERSION, LARGEST_BYTES, asset, policy, script_of, templates
+from attemper.report.page import ECHARTS, LARGEST_BYTES, page_of
 from attemper.report.run_page import last_reading, with_alarms
 from attemper.report.texts import Clauses, Message, Names, brief, encode, message, page_texts, place_of_alarm
 from attemper.statistics import SHOWN, Reduction
 from attemper.store.ranks import columns
 from attemper.store.run import StoredRun
-from attemper.text import clean, cut, round_digits, script_json
+from attemper.text import clean, cut, round_digits
 from attemper.text import number as shown
 
 MOST_RUNS = 8
@@ -87,12 +85,6 @@ def runs_page(given: Sequence[StoredRun]) -> str:
         "sites": [[cut(clean(key[0]), 80), key[2] if key[2] != "eval" else "", _heads(runs, key)] for key in keys],
         "runs": found,
     }
-    style, script, library = (
-        asset("page.css") + asset("runs.css"),
-        script_of(_SCRIPTS, "start();\n"),
-        ECHARTS.read_text("utf-8"),
-    )
-    page = templates().get_template("runs.html.j2")
     verdicts = [verdict(with_alarms(last_reading(run), run), _past_alarms(run)) for run in runs]
     words = {
         "title": message("runs.title", n=len(runs)),
@@ -100,14 +92,10 @@ def runs_page(given: Sequence[StoredRun]) -> str:
         "rows": [_row(*one, names) for one in zip(runs, found, strict=True)],
         "notes": notes,
         "columns": [Column(message("loss.title")), *map(_column, names)],
-        "policy": policy(style, (library, script)),
-        "style": Markup(style),
-        "script": Markup(script),
-        "library": Markup(library),
-        "version": __version__,
-        "echarts_version": ECHARTS_VERSION,
+        "library": ECHARTS.read_text("utf-8"),
     }
-    room = LARGEST_BYTES - len(page.render(data=Markup(script_json(data)), **words).encode()) - 100
+    about = "runs", ("page", "runs"), _SCRIPTS
+    room = LARGEST_BYTES - len(page_of(*about, data, **words).encode()) - 100
     each = sum(label.heads for run in runs for label in run.sites) * len(names)
     read: dict[tuple[int, SiteKey, str], Course] = {}
     packed, heads = "", False
@@ -117,7 +105,7 @@ def runs_page(given: Sequence[StoredRun]) -> str:
         packed = _pack([_courses(runs, at, keys, names, many, heads, read) for at in range(len(runs))])
         if len(packed) <= room:
             break
-    return page.render(data=Markup(script_json(data | {"packed": packed, "single": heads})), **words)
+    return page_of(*about, data | {"packed": packed, "single": heads}, **words)
 
 
 def _different(given: Sequence[StoredRun]) -> tuple[list[StoredRun], list[Message]]:

@@ -379,7 +379,7 @@ def _for_people(found: Message, share: bool) -> Message:
     return Message(found.key, {name: rewrite(value) for name, value in found.values.items()})
 
 
-NAMES = ("name.shipped_model", "name.shipped_text", "name.standard_input")
+NAMES = keys_of("name")
 """Names that ``attemper`` gives itself to what it reads."""
 
 
@@ -388,34 +388,14 @@ def own_name(name: str) -> Message | str:
     return recognise(name, NAMES) or name
 
 
-NOTES = (
-    "note.unseen",
-    "note.all_skipped",
-    "note.no_row",
-    "note.short",
-    "note.silent",
-    "note.untrained",
-    "note.missing",
-    "note.unsettled",
-    "note.bits",
-    "note.shards",
-)
+NOTES = keys_of("note")
 """What the alarms of a reading or a run do not cover."""
-EXTENTS = ("extent.only", "extent.all", "extent.some")
+EXTENTS = keys_of("extent")
 """Of how many heads a note is."""
-REMARKS = (
-    "remark.lost",
-    "remark.unnumbered",
-    "remark.restarted",
-    "remark.thinned",
-    "remark.scalars",
-    "remark.shared",
-    "remark.shadow",
-    "remark.own",
-)
-REASONS = tuple(key for key in texts("en") if key.startswith("reason."))
+REMARKS = keys_of("remark")
+REASONS = keys_of("reason")
 """Why a module was not measured; the first one adds to another what to do."""
-WHYS = tuple(key for key in texts("en") if key.startswith("why."))
+WHYS = keys_of("why")
 """Why nothing was measured in a run."""
 
 
