@@ -30,7 +30,7 @@ from attemper.readings.alarms import (
     with_shared_advice,
 )
 from attemper.readings.limits import AlarmLimits, alarms
-from attemper.readings.reading import Alarm, HeadReading, SiteReading, VisibleKeyBucket
+from attemper.readings.reading import Alarm, HeadReading, VisibleKeyBucket
 from attemper.readings.sample import QUANTITIES
 from attemper.report.texts import Message, advice, say
 from research import RESULTS
@@ -81,14 +81,6 @@ def test_one_row_that_is_not_finite_is_critical() -> None:
     (alarm,) = raised(one)
     assert (alarm.kind, alarm.severity, alarm.value, alarm.limit) == ("nonfinite", "critical", 1.0, None)
     assert alarm.message.endswith("rows with a NaN or infinite score: 1 of 101")
-
-
-def test_every_head_of_every_site_is_looked_at() -> None:
-    sick = measured("logits", 200.0)
-    sites: tuple[SiteReading, ...] = tuple(
-        replace(site(name, 1), heads=(replace(sick, head=0), replace(sick, head=1))) for name in ("a", "b")
-    )
-    assert [(alarm.site, alarm.head) for alarm in alarms(sites)] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
 
 # --- limits as a record ---

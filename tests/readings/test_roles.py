@@ -11,21 +11,11 @@ from attemper import InputError, Scan
 from attemper.readings.alarms import KINDS, by_kind, is_by_job
 from attemper.readings.limits import alarms
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, head_rows
-from attemper.readings.roles import OF_REPEATS, ROLES, SHARP, role_of
+from attemper.readings.roles import ROLES, role_of
 from attemper.report.headline import verdict
 from attemper.report.page import page
 from attemper.report.texts import advice, said, say
 from tests.report.readings import head, reading, site
-
-
-def test_the_roles_of_the_field_are_there_each_once() -> None:
-    names = [role.name for role in ROLES]
-    assert names == [
-        *("previous token", "next token", "own token", "first token", "separator", "duplicate token", "induction"),
-        *("local", "diffuse"),
-    ]
-    assert set(SHARP) == set(names) - {"local", "diffuse"}
-    assert set(OF_REPEATS) < set(SHARP)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
@@ -14,7 +14,7 @@ from attemper.fingerprints.explanation import HARMLESS, UNKNOWN, FirstDifference
 from attemper.fingerprints.finding import short
 from attemper.fingerprints.levels import STAGES, SiteLevels
 from attemper.report.page import page_of
-from attemper.report.texts import Message, Names, message, message_of, page_texts, reason
+from attemper.report.texts import Message, Names, inner_messages, message, message_of, page_texts, reason
 from attemper.text import clean, cut, number
 
 _SCRIPTS = ("document", "texts", "colours", "theme", "explanation")
@@ -108,18 +108,10 @@ def _said(text: str) -> Message | str:
     return message_of(text, "explained.words", _FILLS) or clean(text)
 
 
-def _inside(said: object) -> Iterator[Message]:
-    """A message and all that it is made of."""
-    if isinstance(said, Message):
-        yield said
-        for one in said.values.values():
-            yield from _inside(one)
-
-
 def _headline(found: FirstDifference, words: Message | str) -> tuple[list[str], Message]:
     """The weights that the evidence names, if these alone differ, and what differs in a few words."""
-    every = {one.key.removeprefix("explained.words."): one for one in _inside(words)}
-    weights = [one.values for one in _inside(words) if one.key.startswith("explained.words.weight")]
+    every = {one.key.removeprefix("explained.words."): one for one in inner_messages(words)}
+    weights = [one.values for one in inner_messages(words) if one.key.startswith("explained.words.weight")]
     names, place = [one["name"].partition(" [")[0] for one in weights], cut(clean(found.site or ""), 160)
     if weights and "new" in every:
         return names, message("explained.headline.new", name=Names(names), place=place, run=every["new"].values["run"])
@@ -136,7 +128,7 @@ def _headline(found: FirstDifference, words: Message | str) -> tuple[list[str], 
 
 def _parts(words: Message | str) -> list[Message]:
     """Queries, keys or both, as they differ by no rule that is known."""
-    return [one.values["part"] for one in _inside(words) if one.key.startswith("explained.words.apart")]
+    return [one.values["part"] for one in inner_messages(words) if one.key.startswith("explained.words.apart")]
 
 
 def _of_weight(weight: Mapping[str, Any], place: str, found: FirstDifference) -> Message:

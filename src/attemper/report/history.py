@@ -57,14 +57,13 @@ class Extent:
     """Courses of heads with alarms that are kept as they are, and have a band."""
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(Columns):
     """A statistic of a site over a run, [columns, heads] each."""
 
-    steps: Array
-    least: Array
-    mean: Array
-    largest: Array
+    @classmethod
+    def of(cls, run: StoredRun, name: str, key: SiteKey, most: int = MOST_COLUMNS) -> Course:
+        """In at most so many columns."""
+        return cls(*columns(run.ranks, name, key, most))
 
     def coarser(self, most: int) -> Course:
         """In at most so many columns."""
@@ -166,9 +165,8 @@ class Courses:
 
     def _course(self, key: SiteKey, name: str, most: int) -> Course:
         if (key, name) not in self._read:
-            found: Columns = columns(self._run.ranks, name, key, MOST_COLUMNS)
-            parts = (np.where(np.isfinite(part), part, np.nan) for part in (found.least, found.mean, found.largest))
-            self._read[key, name] = Course(found.steps, *parts)
+            steps, *parts = Course.of(self._run, name, key)
+            self._read[key, name] = Course(steps, *(np.where(np.isfinite(part), part, np.nan) for part in parts))
         return self._read[key, name].coarser(most)
 
     def _alarm_courses(self) -> Iterator[tuple[int, int, str]]:
@@ -331,10 +329,9 @@ def _pairs_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, An
 def _course(run: StoredRun, head: Mapping[str, Any], name: str) -> tuple[Array, Array]:
     """Steps, and the numbers of a head, of each column the one farthest from its median."""
     key = (head["site"], head["kind"], head["mode"])
-    found = columns(run.ranks, name, key, WIDE)
+    course = Course.of(run, name, key, WIDE)
     (label,) = (label for label in run.sites if label.key == key)
-    course = Course(found.steps, found.least, found.mean, found.largest)
-    return found.steps, course.farthest[:, head["head"] - label.first_head]
+    return course.steps, course.farthest[:, head["head"] - label.first_head]
 
 
 def _line(steps: Array, numbers: Array, low: float, high: float) -> str:

@@ -161,7 +161,7 @@ def page_of(
     library: str = "",
     **given: Any,
 ) -> str:
-    """A template with these style sheets, scripts and data, and nothing else. ``library``: of charts, if it has some."""
+    """A template with these style sheets, scripts and data, and nothing else; ``library`` draws charts, if given."""
     style, script = "".join(asset(f"{name}.css") for name in styles), script_of(scripts, "start();\n")
     return (
         templates()

@@ -28,7 +28,6 @@ from attemper.report.page import ECHARTS, LARGEST_BYTES, page_of
 from attemper.report.run_page import last_reading, with_alarms
 from attemper.report.texts import Clauses, Message, Names, brief, encode, message, page_texts, place_of_alarm
 from attemper.statistics import SHOWN, Reduction
-from attemper.store.ranks import columns
 from attemper.store.run import StoredRun
 from attemper.text import clean, cut, round_digits
 from attemper.text import number as shown
@@ -203,8 +202,7 @@ def _courses(
                 found[name].append(None)
                 continue
             if (at, key, name) not in read:
-                part = columns(run.ranks, name, key, MOST_COLUMNS)
-                read[at, key, name] = Course(part.steps, part.least, part.mean, part.largest)
+                read[at, key, name] = Course.of(run, name, key)
             course = read[at, key, name].coarser(most)
             single = [_numbers(one) for one in course.farthest.T] if heads else []
             before = labels[key].first_head if heads else 0

@@ -439,7 +439,7 @@ def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str,
             several runs, "grid" of all heads on a text: each alone says what begins with that.
     """
     other = tuple(f"{one}." for one in ("live", "compared", "explained", "checked", "runs", "grid") if one != of)
-    used = {key for one in said for key in _keys_of(one)}
+    used = {inner.key for one in said for inner in inner_messages(one)}
     return {
         language: {
             key: text
@@ -450,12 +450,12 @@ def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str,
     }
 
 
-def _keys_of(said: Any) -> Iterator[str]:
-    """Keys of a message and of all that is put into it."""
+def inner_messages(said: Any) -> Iterator[Message]:
+    """A message and all that is put into it."""
     if isinstance(said, Message):
-        yield said.key
+        yield said
         for value in said.values.values():
-            yield from _keys_of(value)
+            yield from inner_messages(value)
 
 
 def live_texts() -> dict[str, dict[str, Text]]:
