@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def work(types: list[str], seconds: float) -> None:
     from tests.sweep.judge import judge
 
     for name in types:
-        print(json.dumps(judge(name, seconds).to_dict()), file=out, flush=True)
+        print(json.dumps(asdict(judge(name, seconds))), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -57,9 +58,6 @@ class Verdict:
     """Layers that mix tokens without weights: their kinds."""
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class _SlowError(TimeoutError):
@@ -125,11 +123,7 @@ def _judge(model_type: str, found: Verdict, seconds: float) -> None:
             with limit(4 * SECONDS):
                 _compare(model, batch, found)
             return
-    found.reasons = [_why_not(tried)]
-
-
-def _why_not(tried: list[str]) -> str:
-    return tried[0] if tried else "nothing was tried"
+    found.reasons = tried[:1]
 
 
 def _short(error: BaseException) -> str:
@@ -139,7 +133,8 @@ def _short(error: BaseException) -> str:
 def model_classes(kind: type[Any]) -> list[str]:
     """Names of the classes of a configuration: its base model first."""
     names: list[str] = []
-    for mapping in (tf.MODEL_MAPPING, *_heads()):
+    heads = (one for name, one in vars(modeling_auto).items() if name.endswith("_MAPPING") and name != "MODEL_MAPPING")
+    for mapping in (tf.MODEL_MAPPING, *heads):
         with suppress(KeyError, ImportError, AttributeError, ValueError):
             one = mapping[kind]
             names += [part.__name__ for part in (one if isinstance(one, (tuple, list)) else (one,)) if part is not None]
@@ -148,33 +143,20 @@ def model_classes(kind: type[Any]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _heads() -> Iterator[Any]:
-    for name, mapping in vars(modeling_auto).items():
-        if name.endswith("_MAPPING") and name != "MODEL_MAPPING":
-            yield mapping
+def _file(kind: type[Any]) -> Any:
+    """The module that has the models of a configuration."""
+    return importlib.import_module(kind.__module__.replace(".configuration_", ".modeling_"))
 
 
 def _classes_of_file(kind: type[Any]) -> list[str]:
-    import importlib
-
     with suppress(ImportError):
-        file = importlib.import_module(kind.__module__.replace(".configuration_", ".modeling_"))
         return [
             name
-            for name, one in vars(file).items()
+            for name, one in vars(_file(kind)).items()
             if isinstance(one, type) and issubclass(one, tf.PreTrainedModel) and one.config_class is kind
             and not name.endswith("PreTrainedModel")
         ]  # fmt: skip
     return []
-
-
-def _class(name: str, config: Any) -> Any:
-    import importlib
-
-    if hasattr(tf, name):
-        return getattr(tf, name)
-    file = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-    return getattr(file, name)
 
 
 def _built(name: str, config: Any) -> nn.Module:
@@ -187,7 +169,7 @@ def _built(name: str, config: Any) -> nn.Module:
 
 
 def _made(name: str, config: Any) -> nn.Module:
-    kind = _class(name, config)
+    kind: Any = getattr(tf, name, None) or getattr(_file(type(config)), name)
     with torch.device("meta"), suppress(NotImplementedError, RuntimeError):
         size = sum(part.numel() * 4 for part in kind._from_config(config, attn_implementation="eager").parameters())
         if size > BYTES:
@@ -363,19 +345,6 @@ def _same(one: Tensor, two: Tensor | None) -> bool:
     return two is not None and one.shape == two.shape and torch.equal(one.nan_to_num(), two.nan_to_num())
 
 
-def _told(read: Any) -> tuple[tuple[Any, ...], dict[str, str]]:
-    """Sites, and what was skipped; of a model in which nothing was seen the reasons that its error names."""
-    try:
-        reading = read()
-    except InputError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:]]
-        pairs = (line.partition(": ") for line in lines)
-        return (), {name.partition(" (")[0]: reason for name, _, reason in pairs} | (
-            {} if "saw no attention" in str(error) or "no attention" in str(error) else {"": str(error)}
-        )
-    return reading.sites, {skip.name: skip.reason for skip in reading.skipped if not skip.name.endswith(".missed_mass")}
-
-
 def _first(result: Any) -> Tensor | None:
     parts = (
         list(result.values()) if isinstance(result, dict) else result if isinstance(result, (tuple, list)) else [result]
@@ -413,7 +382,8 @@ def faults_of(reading: Reading, oracle: Found, found: Verdict, tolerance: float)
         if site.keys == 1:
             continue  # one key has the weight 1, and nothing to tell it by
         own = maps.get(site.name.partition("#")[0], [])
-        told = torch.tensor([[_number(h.entropy_nats), _number(h.max_weight)] for h in site.heads]).double().T
+        pairs = ((head.entropy_nats, head.max_weight) for head in site.heads)
+        told = torch.tensor([[math.nan if one is None else one for one in pair] for pair in pairs]).double().T
         left = [one for one in own if id(one) not in used]
         joined = left and any(MEAN in why and _holds(site.name, name) for name, why in reading.skipped.items())
         best, error = _nearest([together(left)] if joined else left, told)
@@ -454,10 +424,6 @@ def _missed(
             wanted = parts[0].rows_of_output(used[id(parts[0])][1])
             if rows < wanted:
                 yield f"{name}: it has {rows} rows, its module returns {wanted}"
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _nearest(own: list[Map], told: Tensor) -> tuple[Map | None, float]:

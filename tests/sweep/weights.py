@@ -26,21 +26,8 @@ from attemper.sites.names import names_of
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.bmm: 0, _ATEN.mm: 0, _ATEN.baddbmm: 1, _ATEN.addmm: 1}
 """Products, and the place of their left operand."""
-_COPIES = {
-    getattr(_ATEN, name)
-    for name in (
-        "clone",
-        "_to_copy",
-        "view",
-        "_unsafe_view",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "alias",
-    )
-}
+_COPIED = "clone _to_copy view _unsafe_view permute transpose t expand unsqueeze alias"
+_COPIES = {getattr(_ATEN, name) for name in _COPIED.split()}
 _SOFTMAX = (_ATEN._softmax, _ATEN._safe_softmax)
 _MOST = 2**26
 """Numbers of an operand that are looked at, at most."""
@@ -97,9 +84,8 @@ def _layouts(count: int, queries: int, heads: int) -> Iterator[tuple[int, int, i
 
 def together(maps: list[Map]) -> Map:
     """The weights of several calls of a module as one map; their statistics are means over all of their rows."""
-    return replace(
-        maps[0], weights=torch.cat([one.weights for one in maps if one.weights.shape[1:] == maps[0].weights.shape[1:]])
-    )
+    alike = [one.weights for one in maps if one.weights.shape[1:] == maps[0].weights.shape[1:]]
+    return replace(maps[0], weights=torch.cat(alike))
 
 
 @dataclass
@@ -107,8 +93,6 @@ class Found:
     """What a forward pass held."""
 
     maps: list[Map] = field(default_factory=list)
-    softmaxes: dict[str, int] = field(default_factory=dict)
-    """Modules with a softmax, and how many."""
     double: bool = True
     """Whether the pass ran in float64."""
 
@@ -131,9 +115,7 @@ class _Watcher(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         packet = func.overloadpacket
         if packet in _SOFTMAX:
-            name = self._place()[0]
-            self.found.softmaxes[name] = self.found.softmaxes.get(name, 0) + 1
-            self._soft = [*self._soft[-3:], (name, result)]
+            self._soft = [*self._soft[-3:], (self._place()[0], result)]
         given = [part for part in _flat(args) if isinstance(part, Tensor)]
         marks = frozenset[int]().union(*map(self._marks, given))
         if packet in _PRODUCTS:
