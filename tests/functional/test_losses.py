@@ -13,6 +13,7 @@ from attemper.types import AttentionStats
 from tests.support.calls import skip_without
 
 B, H, Q, K, D = 2, 3, 5, 7, 4
+KEYS = torch.zeros(1, 1, 3, 4)
 
 
 def measured(backend: str, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], AttentionStats, Tensor]:
@@ -111,6 +112,10 @@ def test_many_rows_are_summed_in_float64():
         (lambda: F.entropy_target(torch.zeros(1, 3, 5), torch.zeros(2, 1, 1)), r"it would widen them to \[2, 3, 5\]"),
         (lambda: F.entropy_target(torch.zeros(1, 3, 5), 1.0, tolerance=-0.1), "must be at least 0 nats, got -0.1"),
         (lambda: F.entropy_diversity(torch.zeros(3, 5)), r"must be \[B, H, Q\], got \[3, 5\]"),
+        (
+            lambda: F.entropy_bonus(attemper.attention_statistics(KEYS, KEYS, stats="visible_keys")),
+            r"the statistic 'entropy': ask attention for stats='entropy'",
+        ),
         (lambda: F.z_loss(torch.zeros(1, 3, 5), valid=torch.ones(5)), "must be a bool tensor"),
         (lambda: F.z_loss(torch.zeros(1, 3, 5), valid=torch.ones(4) > 0), r"broadcastable to \[1, 3, 5\], got \[4\]"),
     ],
@@ -118,10 +123,3 @@ def test_many_rows_are_summed_in_float64():
 def test_mistakes_are_told(call: Any, message: str):
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_a_statistic_that_was_not_asked_for_is_named():
-    query = torch.randn(1, 1, 3, 4)
-    stats = attemper.attention(query, query, query, stats="visible_keys").stats
-    with pytest.raises(InputError, match=r"needs the statistic 'entropy': ask attention for stats='entropy'"):
-        F.entropy_bonus(stats)  # type: ignore[arg-type]

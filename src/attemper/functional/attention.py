@@ -224,6 +224,3 @@ def _unpack(where: str, name: str, tensor: Tensor) -> Tensor:
         came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise InputError(f"{where}({name}=...) must be [total tokens, heads, size], got {came}.")
     return tensor.transpose(0, 1)[None]
-
-
-__all__ = ["attention", "attention_statistics", "dense_weights", "varlen_attention"]
