@@ -15,11 +15,9 @@ from attemper import InputError
 from attemper.call.result import BUCKETS, HISTOGRAM_BINS, CallFacts
 from attemper.statistics import NAMES, Column, state_columns
 from attemper.types import AttentionStats
-from tests.support.calls import DTYPES, had
+from tests.support.calls import had
 
 B, H, Q, K = 2, 3, 12, 12
-OWN: Any = {"spans": [(0, 2)], "causal_alignment": "bottom-right"}
-"""What self_weight and span_mass want of a call of 5 queries over 7 keys."""
 
 
 def measured(backend: str = "blocked", stats: Any = NAMES, **options: Any) -> AttentionStats:
@@ -168,19 +166,6 @@ def test_a_statistic_that_was_not_asked_for_says_how_to_ask():
     assert "entropy" in stats
     assert "gini" not in stats
     assert stats["entropy"] is stats.entropy
-
-
-def test_types_and_shapes_are_those_that_the_documentation_names(backend: str):
-    for dtype, own in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)):
-        if str(dtype).removeprefix("torch.") not in DTYPES[backend]:
-            continue
-        query, key = torch.randn(B, 4, 5, 8, dtype=dtype), torch.randn(B, 2, 7, 8, dtype=dtype)
-        stats = attemper.attention_statistics(
-            query, key, stats=had(backend, NAMES), enable_gqa=True, backend=backend, **OWN
-        )
-        for name in stats:
-            assert stats[name].dtype == (torch.int64 if name in ("visible_keys", "support_size") else own), name
-            assert stats[name].shape == ((B, 4, 7) if name == "key_mass" else (B, 4, 5)), name
 
 
 def test_detach_leaves_values_and_takes_them_off_the_graph(backend: str):
