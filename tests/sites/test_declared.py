@@ -26,6 +26,19 @@ class Layer(nn.Module):
         self.config = SimpleNamespace(**config)
 
 
+def indexed() -> Layer:
+    """A layer that chooses its keys."""
+    layer = Layer()
+    layer.indexer = nn.Identity()
+    return layer
+
+
+def of_another_library() -> Any:
+    module: Any = nn.Identity()
+    module.is_causal = True
+    return module
+
+
 def told(rule: Rule | None) -> tuple[object, ...] | None:
     return None if rule is None else (rule.causal, rule.left, rule.right, rule.chunk)
 
@@ -44,9 +57,11 @@ def told(rule: Rule | None) -> tuple[object, ...] | None:
         (Layer(layer_types=["chunked_attention"], attention_chunk_size=4), (True, UNBOUNDED, UNBOUNDED, 4)),
         (Layer(layer_types=["chunked_attention"]), None),
         (Layer(layer_types=["of_another_kind"], sliding_window=8), None),
+        (indexed(), None),
+        (of_another_library(), None),
     ],
 )
-def test_layers_of_transformers_declare_their_rule(layer: Layer, rule: tuple[object, ...] | None):
+def test_layers_of_transformers_declare_their_rule_and_no_others(layer: nn.Module, rule: tuple[object, ...] | None):
     assert told(rule_of_module(layer)) == rule
 
 
@@ -62,34 +77,14 @@ def heterogeneous() -> Any:
     pytest.skip("this transformers has no configurations that differ by layer")
 
 
-@pytest.mark.parametrize(
-    ("layer", "rule"),
-    [
-        (0, (True, 7, UNBOUNDED, None)),
-        (1, (True, UNBOUNDED, UNBOUNDED, None)),
-        (2, None),  # it has no such layer
-    ],
-)
-def test_a_configuration_that_differs_by_layer_is_asked_for_each(layer: int, rule: tuple[object, ...] | None):
-    module = Layer(layer_idx=layer)
-    module.config = heterogeneous()
-    assert told(rule_of_module(module)) == rule
-
-
-def test_windows_of_a_configuration_that_differs_by_layer():
-    assert windows_of_config(heterogeneous()) == ("per_layer_config", (Window(8), None))
-
-
-def test_no_other_module_declares_a_rule():
-    module: Any = nn.Identity()
-    module.is_causal = True
-    assert rule_of_module(module) is None
-
-
-def test_a_layer_that_chooses_its_keys_declares_no_rule():
-    layer = Layer()
-    layer.indexer = nn.Identity()
-    assert rule_of_module(layer) is None
+def test_a_configuration_that_differs_by_layer_is_asked_for_each():
+    config, found = heterogeneous(), []
+    for number in range(3):  # it has no third layer
+        layer = Layer(layer_idx=number)
+        layer.config = config
+        found.append(told(rule_of_module(layer)))
+    assert found == [(True, 7, UNBOUNDED, None), (True, UNBOUNDED, UNBOUNDED, None), None]
+    assert windows_of_config(config) == ("per_layer_config", (Window(8), None))
 
 
 IDS = torch.zeros(1, 5, dtype=torch.int64)

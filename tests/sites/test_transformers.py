@@ -68,15 +68,11 @@ def test_gradients_through_attemper_are_those_of_eager() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
-def test_an_unknown_keyword_is_refused_and_never_ignored() -> None:
+def test_an_unknown_keyword_is_refused_and_never_ignored_unless_it_is_none() -> None:
     with pytest.raises(UnsupportedCallError, match="called with cu_seq_lens_q, indices="):
         attention_forward(Module(), *tensors(), None, indices=torch.zeros(1), cu_seq_lens_q=torch.zeros(2))
-
-
-def test_an_unknown_keyword_that_is_none_means_nothing() -> None:
     output, weights = attention_forward(Module(), *tensors(), None, indices=None)
-    assert output.shape == (2, 5, 4, 8)
-    assert weights is None
+    assert (output.shape, weights) == ((2, 5, 4, 8), None)
 
 
 @pytest.mark.parametrize("mask", [torch.ones(2, 5), torch.ones(2, 5, 5), SimpleNamespace()])
@@ -108,21 +104,21 @@ def test_position_bias_and_mask_both_count(kind: str) -> None:
     torch.testing.assert_close(found, (weights @ value.repeat_interleave(2, 1)).transpose(1, 2), rtol=0, atol=1e-6)
 
 
-def test_one_query_without_a_mask_sees_every_key_as_in_decoding() -> None:
-    module = Module()
-    module.is_causal = True
-    query, key, value = tensors(keys=7)
-    found = attention_forward(module, query[:, :, :1], key, value, None)[0]
-    weights = (query[:, :, :1] @ key.repeat_interleave(2, 1).transpose(2, 3) / 8**0.5).softmax(-1)
-    torch.testing.assert_close(found, (weights @ value.repeat_interleave(2, 1)).transpose(1, 2), rtol=0, atol=1e-6)
-
-
-def test_a_module_that_says_nothing_about_causality_is_causal_like_sdpa() -> None:
-    query, key, value = tensors()
+@pytest.mark.parametrize(
+    ("causal", "queries", "keys", "hidden"),
+    [(True, 1, 7, False), (None, 5, 5, True)],
+    ids=["one query sees every key, as in decoding", "a module that says nothing is causal, like sdpa"],
+)
+def test_without_a_mask_causality_is_that_of_sdpa(causal: bool | None, queries: int, keys: int, hidden: bool) -> None:
+    query, key, value = tensors(keys)
     module: Any = nn.Module()
     module.num_key_value_groups = 2
-    found = attention_forward(module, query, key, value, None)[0]
-    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    if causal is not None:
+        module.is_causal = causal
+    found = attention_forward(module, query[:, :, :queries], key, value, None)[0]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query[:, :, :queries], key, value, is_causal=hidden, enable_gqa=True
+    )
     torch.testing.assert_close(found, expected.transpose(1, 2), rtol=0, atol=1e-6)
 
 
