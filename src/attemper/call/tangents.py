@@ -64,26 +64,20 @@ def _of_document(problem: Problem) -> _Results:
         heads.append(_of_tile(problem, tile, kept))
     if not found:
         return _empty(problem)
-    return _join([_join([_join_rows(rows) for rows in heads.values()], 1) for heads in found.values()], 0)
+    return _join([_join([_join(rows, 2) for rows in heads.values()], 1) for heads in found.values()], 0)
 
 
 def _join(parts: list[_Results], axis: int) -> _Results:
-    """Parts along batches (0) or heads (1)."""
+    """Parts along batches (0), heads (1) or rows (2), over which key_mass is a sum."""
     masses = [part.key_mass for part in parts if part.key_mass is not None]
-    return _Results(
+    mass = None
+    if masses:
+        mass = torch.stack(masses).sum(0) if axis == 2 else torch.cat(masses, axis)
+    output, state = (
         torch.cat([part.output for part in parts], axis),
         torch.cat([part.state for part in parts], axis + 1),
-        torch.cat(masses, axis) if masses else None,
     )
-
-
-def _join_rows(parts: list[_Results]) -> _Results:
-    masses = [part.key_mass for part in parts if part.key_mass is not None]
-    return _Results(
-        torch.cat([part.output for part in parts], 2),
-        torch.cat([part.state for part in parts], 3),
-        torch.stack(masses).sum(0) if masses else None,
-    )
+    return _Results(output, state, mass)
 
 
 def _empty(problem: Problem) -> _Results:

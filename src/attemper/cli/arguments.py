@@ -112,6 +112,11 @@ def shipped_model(max_length: int | None, device: str, dtype: Dtype) -> Any:
     return to_device(model, device).to(getattr(torch, dtype.value))
 
 
+def part_of(batch: Any, *place: slice) -> Any:
+    """The same part of every tensor of a batch."""
+    return {name: tensor[place] for name, tensor in batch.items()} if isinstance(batch, dict) else batch[place]
+
+
 def byte_names(ids: list[int]) -> list[str]:
     """The letters of the byte-level model's tokens."""
     return [chr(number) if number < 128 else f"\\x{number:02x}" for number in ids]

@@ -16,6 +16,7 @@ from attemper.cli.arguments import (
     Text,
     TextModel,
     Weights,
+    part_of,
     read_text,
     title_of,
 )
@@ -111,7 +112,6 @@ def _first(batches: list[Any], sequences: int) -> list[Any]:
         if sequences <= 0:
             break
         size = len(next(iter(batch.values()))) if isinstance(batch, dict) else len(batch)
-        cut = {name: part[:sequences] for name, part in batch.items()} if isinstance(batch, dict) else batch[:sequences]
-        found.append(cut)
+        found.append(part_of(batch, slice(sequences)))
         sequences -= size
     return found

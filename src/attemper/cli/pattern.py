@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attemper.cli.arguments import Device, Dtype, Input, Text, TextModel, Weights, read_text, title_of
+from attemper.cli.arguments import Device, Dtype, Input, Text, TextModel, Weights, part_of, read_text, title_of
 from attemper.cli.output import check_files, print_json, say
 from attemper.cli.scan import model_and_text
 from attemper.text import clean_name
@@ -51,8 +51,7 @@ def pattern(
     loaded, batches, tokenizer = model_and_text(
         model, words, Input(text, max_length, 1, device, dtype), "pattern(model, batch, layer=0)"
     )
-    batch, name = batches[0], title_of(model)
-    first = {key: part[:1] for key, part in batch.items()} if isinstance(batch, dict) else batch[:1]
+    first, name = part_of(batches[0], slice(1)), title_of(model)
     options: dict[str, Any] = {"site": site, "layer": layer, "tokenizer": tokenizer}
     if head is None:
         found = attemper.pattern(loaded, first, **options)

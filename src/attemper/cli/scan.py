@@ -21,6 +21,7 @@ from attemper.cli.arguments import (
     Text,
     Weights,
     byte_names,
+    part_of,
     read_text,
     shipped_model,
     text_name,
@@ -260,10 +261,9 @@ def _patterns(model: Any, batch: Any, heads: Iterable[tuple[str, int]], tokenize
     import attemper
     from attemper.report.picture import MOST_TOKENS
 
-    cut = {name: part[:1, :MOST_TOKENS] for name, part in batch.items()} if isinstance(batch, dict) else None
+    first = part_of(batch, slice(1), slice(MOST_TOKENS))
     for site, head in heads:
         try:
-            first = batch[:1, :MOST_TOKENS] if cut is None else cut
             yield attemper.pattern(model, first, site=site, head=head, tokenizer=tokenizer)
         except InputError as error:
             say(f"no attention picture of {clean_name(site)} head {head}: {error}")
