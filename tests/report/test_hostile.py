@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from attemper.results.run import Run
 from attemper.store.fragment import Fragment
 from attemper.store.store import sentence
 from attemper.text import clean
+from tests.monitor.test_heat_map import Parsed
 from tests.report import readings
 from tests.report.conftest import Open
 from tests.report.test_picture import causal
@@ -80,7 +80,7 @@ def opened(folder: Path, texts: dict[str, str], **options: int) -> Iterator[Run]
         yield run
 
 
-def is_inert(page: Page, scripts: int, drawn: str = "canvas") -> None:
+def is_inert(page: Page, drawn: str = "canvas") -> None:
     """Nothing but the page's own elements is there; what else happened, the fixture tells."""
     assert page.locator(FOREIGN).count() == 0
     assert page.locator("svg:not([role=img])").count() == 0
@@ -118,7 +118,7 @@ def test_texts_of_a_run_are_shown_as_text_at_every_place(open_page: Open, tmp_pa
     assert named in [clean(f"layers.{layer}.{texts['site']}") for layer in range(2)]
     del texts["site"]
     shows(page, texts | said)
-    is_inert(page, scripts=4)
+    is_inert(page)
 
 
 @pytest.mark.parametrize("turn", TURNS)
@@ -138,7 +138,7 @@ def test_texts_of_two_runs_are_shown_as_text_where_they_are_compared(
     page.click("#language")
     shows(page, {name: texts[name] for name in ("name", "tag", "mode")} | {"site": site})
     assert page.locator("#after-keys .token").count() == len(CORPUS)
-    is_inert(page, scripts=2, drawn=".pairs svg")
+    is_inert(page, drawn=".pairs svg")
 
 
 @pytest.mark.parametrize("turn", TURNS)
@@ -158,33 +158,15 @@ def test_texts_of_a_scan_are_shown_as_text_at_every_place(open_page: Open, turn:
     page.click("#language")
     del texts["site"], texts["kind"], texts["mode"]
     shows(page, texts)
-    is_inert(page, scripts=5)
-
-
-class Scripts(HTMLParser):
-    """The attributes of each script of a page, and whether anything else stands in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scripts: list[dict[str, str | None]] = []
-        self.tags: set[str] = set()
-        self.said = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        if tag == "script":
-            self.scripts.append(dict(attrs))
-
-    def handle_data(self, data: str) -> None:
-        self.said += data
+    is_inert(page)
 
 
 def test_why_a_live_run_is_gone_stays_text_and_a_value_of_its_attribute() -> None:
     for text in map(clean, CORPUS):
-        live = Scripts()
-        live.feed(message_page(text, asdict(Look(1, 2, live=False, gone=text))))
-        assert live.tags == {"html", "head", "meta", "title", "link", "style", "body", "main", "p", "script"}, text
-        (script,) = live.scripts
+        live = Parsed(message_page(text, asdict(Look(1, 2, live=False, gone=text))))
+        tags = {"html", "head", "meta", "title", "link", "style", "body", "main", "p", "script"}
+        assert {tag for tag, _ in live.tags} == tags, text
+        (script,) = (attributes for tag, attributes in live.tags if tag == "script")
         assert script.keys() == {"data-look", "data-texts"}, text
         assert json.loads(script["data-look"] or "")["gone"] == text
-        assert text in live.said
+        assert text in live.text
