@@ -121,6 +121,11 @@ class Display:
     """Whether a comparison shows it in percent."""
     reduction: Reduction = Reduction.MEAN
 
+    @property
+    def scale(self) -> float:
+        """What a comparison shows its numbers times."""
+        return 100.0 if self.percent else 1.0
+
 
 @dataclass(frozen=True)
 class Statistic:

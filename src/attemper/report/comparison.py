@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attemper.readings.labels import pattern_of
-from attemper.report.document import Quantity, mode_of, number_said, quantity, scale_of
+from attemper.report.document import Quantity, mode_of, number_said, quantity
 from attemper.report.page import page_of
 from attemper.report.picture import Weights, paired_pictures, pairs
 from attemper.report.texts import Clauses, Date, Message, Names, Within, message, page_texts
+from attemper.statistics import SHOWN
 from attemper.text import clean, cut, number
 
 if TYPE_CHECKING:
@@ -258,8 +259,8 @@ def _keys(head: Mapping[str, Any]) -> list[str]:
 
 def _change_said(key: str, change: float, digits: int = 3) -> Message | str:
     """A change, in points where its statistic is in percent."""
-    told = number(abs(change) * scale_of(key), digits)
-    return told if scale_of(key) == 1.0 else message("compared.points", size=told)
+    told = number(abs(change) * SHOWN[key].scale, digits)
+    return told if SHOWN[key].scale == 1.0 else message("compared.points", size=told)
 
 
 def _mean_said(key: str, heads: Sequence[Mapping[str, Any]]) -> Message:
@@ -276,8 +277,8 @@ def _mean_said(key: str, heads: Sequence[Mapping[str, Any]]) -> Message:
 def _both_said(key: str, before: float | None, after: float | None) -> dict[str, Message | str]:
     """Both sides with the same decimals, where they are in percent and one is not small."""
     said = {"before": number_said(key, before), "after": number_said(key, after)}
-    shares = [abs(scale_of(key) * float(value or 0.0)) for value in (before, after)]
-    if scale_of(key) == 1.0 or max(shares) < 10:
+    shares = [abs(SHOWN[key].scale * float(value or 0.0)) for value in (before, after)]
+    if SHOWN[key].scale == 1.0 or max(shares) < 10:
         return said
     decimals = min(2, max(len(number(one).partition(".")[2]) for one in shares))
     return {side: message("as_percent", value=f"{one:.{decimals}f}") for side, one in zip(said, shares, strict=True)}
@@ -295,7 +296,7 @@ def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
     """Means are over heads that have a number on both sides: of the same heads, so that they compare."""
     pairs = [pair for head in heads if None not in (pair := _pair(head, key))]
     before, after = (
-        scale_of(key) * sum(float(pair[side] or 0.0) for pair in pairs) / len(pairs) if pairs else None
+        SHOWN[key].scale * sum(float(pair[side] or 0.0) for pair in pairs) / len(pairs) if pairs else None
         for side in (0, 1)
     )
     kind = quantity(key)
@@ -322,7 +323,7 @@ def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
 
 def _cell(key: str, value: Mapping[str, float | None]) -> Cell:
     before, after, change, floor = value["before"], value["after"], value["change"], value.get("floor")
-    scale, size = scale_of(key), _size(value)
+    scale, size = SHOWN[key].scale, _size(value)
     sign = "+" if change is not None and change > 0 else ""
     return Cell(
         exact_before=_exact(before),

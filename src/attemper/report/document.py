@@ -148,16 +148,11 @@ def quantity(name: str, *, of_sample: bool = False) -> Quantity:
     return Quantity(SHOWN[name], title, meaning, unit)
 
 
-def scale_of(name: str) -> float:
-    """What a comparison shows the numbers of a statistic times."""
-    return 100.0 if SHOWN[name].percent else 1.0
-
-
 def number_said(name: str, value: float | None) -> Message | str:
     """A number as a comparison says it: of some statistics in percent."""
     if value is None or not SHOWN[name].percent:
         return number(value)
-    return message("as_percent", value=scale_of(name) * value)
+    return message("as_percent", value=SHOWN[name].scale * value)
 
 
 def document(

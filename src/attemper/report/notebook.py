@@ -186,7 +186,7 @@ def _changed_title(name: str) -> str:
 
 def _change(head: Any, name: str) -> str:
     """Before, after and change with its floor, as on the page; bold where the change is beyond it."""
-    scale, change, floor = 100.0 if SHOWN[name].percent else 1.0, head.change(name), head.floors.get(name)
+    scale, change, floor = SHOWN[name].scale, head.change(name), head.floors.get(name)
     before, after = (_MISSING if value is None else f"{scale * value:.4g}" for value in head.pairs[name])
     told = "" if change is None else f", {scale * change:+.3g}"
     told += "" if floor is None else f" ({scale * floor:.2g})"

@@ -426,18 +426,14 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
 
 def _pair(head: HeadChange, statistic: str) -> str:
     """``before -> after``, one digit behind the point."""
-    factor = 100.0 if SHOWN[statistic].percent else 1.0
-    before, after = ("-" if value is None else f"{value * factor:.1f}" for value in head.pairs[statistic])
+    scale = SHOWN[statistic].scale
+    before, after = ("-" if value is None else f"{value * scale:.1f}" for value in head.pairs[statistic])
     return f"{before} -> {after}"
 
 
 def _change(head: HeadChange, statistic: str) -> str:
     """With three digits, so that a small one is not taken for none; behind it its floor, where that is known."""
-    change, floor, scale = (
-        head.change(statistic),
-        head.floors.get(statistic),
-        100.0 if SHOWN[statistic].percent else 1.0,
-    )
+    change, floor, scale = head.change(statistic), head.floors.get(statistic), SHOWN[statistic].scale
     if change is None:
         return "-"
     return (f"{change * scale:+.3g}" if change else "0") + ("" if floor is None else f" ({floor * scale:.2g})")
