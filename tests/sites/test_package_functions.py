@@ -191,7 +191,7 @@ RECORDED: tuple[Case, ...] = (
 )  # fmt: skip
 """A function, what it is called with, and the attention that it is: queries, keys and mask, and options."""
 MORE: tuple[Case, ...] = (
-    ("flash_attn_func", WHOLE, {"softmax_scale": 0.7}, WHOLE[:2], {"scale": 0.7}),
+    ("flash_attn_func", WHOLE, {"softmax_scale": 0.7, "alibi_slopes": None}, WHOLE[:2], {"scale": 0.7}),
     ("flash_attn_func", WHOLE, {"causal": True, "softmax_scale": 0.7}, WHOLE[:2], {"is_causal": True, "scale": 0.7}),
     ("flash_attn_func", GROUPED, {"softcap": 0.3}, GROUPED[:2], {"enable_gqa": True, "softcap": 0.3}),
     (XFORMERS, WHOLE, {"attn_bias": BIAS}, (QUERY, KEY, BIAS), {}),

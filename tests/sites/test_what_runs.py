@@ -75,12 +75,7 @@ class Own:
             config = tf.LlamaConfig(**common, num_key_value_heads=2, head_dim=TOKENS, use_cache=False)
             self.model = from_config(tf.LlamaModel, config, attn_implementation="eager").double().eval()
             attention = self.model.layers[0].self_attn
-            self.site, self.query, self.value, self.out = (
-                attention,
-                attention.q_proj,
-                attention.v_proj,
-                attention.o_proj,
-            )
+            self.query, self.value, self.out = attention.q_proj, attention.v_proj, attention.o_proj
         else:
             config = tf.BertConfig(**common)
             self.model = from_config(tf.BertModel, config, attn_implementation="eager").double().eval()
