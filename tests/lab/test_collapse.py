@@ -48,6 +48,8 @@ def test_the_baseline_is_compared_and_what_is_missing_is_counted():
     assert "Of ours, a lower loss than QK-norm, the baseline: nothing." in table.see
     assert table.see.endswith("3 of the 9 runs are still to be done.")
     assert rows(found.tables[2])[0] == ("plain", 0, 2.8, 0.5, 0.01, 10)
+    better = experiment({"planned": 2, "runs": [RUNS[2], RUNS[4]]}).tables[0]
+    assert "the baseline: QKClip. Of what papers propose: nothing." in better.see
 
 
 @pytest.mark.slow("it trains; test_length.py has a quick run by default")
