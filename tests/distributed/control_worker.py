@@ -13,41 +13,25 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 import attemper
 from attemper.control.query_key_weights import HeadRows
+from tests.distributed.models import Attention, Parallel
 from tests.support.ranks import run_cases
 
 HEADS, KEY_HEADS, SIZE, STEPS = 4, 2, 8, 3
 
 
-class Attention(nn.Module):
-    """Causal attention with grouped queries; of split projections it has the heads of this rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads = HEADS
-        self.q_proj, self.k_proj = nn.Linear(32, HEADS * SIZE), nn.Linear(32, KEY_HEADS * SIZE)
-        self.v_proj, self.o_proj = nn.Linear(32, KEY_HEADS * SIZE), nn.Linear(HEADS * SIZE, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = (part(x).unflatten(-1, (-1, SIZE)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
-        mixed = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
-
-
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Attention() for _ in range(2))
+        self.layers = nn.ModuleList(Attention(32, HEADS, KEY_HEADS) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -59,8 +43,8 @@ def model(named: bool = True) -> Model:
     """``named``: whether its attention says how many heads it has."""
     torch.manual_seed(0)
     built = Model()
-    for layer in built.layers if not named else ():
-        del layer.num_heads
+    for layer in built.layers if named else ():
+        layer.num_heads = HEADS  # type: ignore[assignment]
     with torch.no_grad():
         for layer in built.layers:
             layer.q_proj.weight.mul_(torch.linspace(2.0, 12.0, HEADS).repeat_interleave(SIZE)[:, None])  # type: ignore[union-attr, operator]
@@ -204,14 +188,6 @@ def scaled_rows() -> Any:
             expected = whole * (each[:, None] if dim == 0 and len(shape) == 2 else each)
             found.append(torch.equal(holder.weight.full_tensor(), expected))  # type: ignore[operator]
     return found
-
-
-class Parallel(nn.Module):
-    """Attention over queries, keys and values that are DTensors; torch's CPU kernel has no rule for them."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(query, key, value)
 
 
 def held_dtensors() -> Any:

@@ -16,7 +16,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,6 +27,7 @@ from attemper.distributed.data_parallel import data_parallel_group
 from attemper.distributed.merged_sample import Slots
 from attemper.integrations import training
 from attemper.monitor.collector import Collector
+from tests.distributed.models import Attention
 from tests.distributed.worker import HEADS, SIZE, TOKENS
 from tests.support.ranks import folder_of_cases, run_cases
 
@@ -38,31 +38,16 @@ WIDTH = HEADS * SIZE
 Data = Callable[[int], Tensor]
 
 
-class Attention(nn.Module):
-    """Causal attention with a projection for queries, one for keys and one for values."""
-
-    def __init__(self, heads: int = HEADS) -> None:
-        super().__init__()
-        self.size = WIDTH // heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        split = (
-            part(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return x + self.o_proj(F.scaled_dot_product_attention(*split, is_causal=True).transpose(1, 2).flatten(2))
-
-
 class Model(nn.Module):
     """Some of four layers, by their names: a stage of a pipeline has a part of them."""
 
     def __init__(self, first: int = 0, last: int = 4, heads: int = HEADS) -> None:
         super().__init__()
-        self.layers = nn.ModuleDict({str(place): Attention(heads) for place in range(first, last)})
+        self.layers = nn.ModuleDict({str(place): Attention(WIDTH, heads, heads) for place in range(first, last)})
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers.values():
-            x = layer(x)
+            x = x + layer(x)
         return x
 
 

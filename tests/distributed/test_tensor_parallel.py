@@ -37,24 +37,27 @@ def assert_parts_of_the_whole(first: dict[str, Any], second: dict[str, Any]) -> 
         np.testing.assert_allclose(values, whole[name, head], rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow("trains in a process of its own")
-def test_plain_queries_of_split_projections_are_numbered_as_in_the_whole_model(tmp_path: Path) -> None:
-    first, second = (one["colwise"] for one in torchrun(WORKER, tmp_path, "colwise"))
-    assert [head[1] for head in (*first["found"], *second["found"])] == [0, 1, 2, 3, 4, 5]
-    found = [head[2:] for head in (*first["found"], *second["found"])]
-    np.testing.assert_allclose(found, [head[2:] for head in first["whole"]], rtol=0, atol=1e-6)
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("workers")
+    for key_heads in (4, 2):
+        saved_llama(folder, key_heads)
+    return torchrun(WORKER, folder, "tp_plan", "grouped keys", "stored"), folder
 
 
 @pytest.mark.slow("starts several processes")
-def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(tmp_path: Path, seen: Any) -> None:
-    pytest.importorskip("transformers")
-    saved_llama(tmp_path, 4)
-    first, second = (one["tp_plan"] for one in torchrun(WORKER, tmp_path, "tp_plan"))
+def test_ranks_of_a_tensor_parallel_model_number_their_heads_as_the_whole_model_does(
+    results: tuple[list[dict[str, Any]], Path], seen: Any
+) -> None:
+    first, second = (one["tp_plan"] for one in results[0])
     assert_parts_of_the_whole(first, second)
-    exact = exact_entropies(tmp_path / "llama-4", torch.tensor(first["ids"]))
+    exact = exact_entropies(results[1] / "llama-4", torch.tensor(first["ids"]))
     errors = [abs(entropy - exact[site, head]) for site, head, entropy, _ in (*first["found"], *second["found"])]
     assert max(errors) < 1e-6
     seen("transformers", 'Llama, tp_plan="auto" on two ranks', "registry, sdpa", error_nats=max(errors))
+    first, second = (one["grouped keys"] for one in results[0])
+    assert_parts_of_the_whole(first, second)
 
 
 @pytest.mark.slow("starts several processes")
@@ -62,34 +65,6 @@ def test_taps_that_cuda_graphs_replay_number_their_heads_as_the_whole_model_does
     pytest.importorskip("triton")
     found = [one["taps in graphs"] for one in torchrun(WORKER, tmp_path, "taps in graphs")]
     assert found == [{"backend": "triton", "heads": [0, 1, 2]}, {"backend": "triton", "heads": [3, 4, 5]}]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
-    pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("workers")
-    for key_heads in (4, 2, 1):
-        saved_llama(folder, key_heads)
-    return torchrun(WORKER, folder, "grouped keys", "one key head", "stored", "DTensor queries"), folder
-
-
-@pytest.mark.slow("starts several processes")
-def test_grouped_queries_are_numbered_by_their_projection(results: tuple[list[dict[str, Any]], Path]) -> None:
-    first, second = (one["grouped keys"] for one in results[0])
-    assert_parts_of_the_whole(first, second)
-
-
-@pytest.mark.slow("starts several processes")
-def test_fewer_key_heads_than_ranks_are_refused_by_transformers_itself(
-    results: tuple[list[dict[str, Any]], Path],
-) -> None:
-    for one in results[0]:
-        assert "shape '[3, 40, -1, 8]' is invalid" in one["one key head"]["refused"]
-
-
-@pytest.mark.slow("starts several processes")
-def test_queries_that_are_dtensors_are_numbered_by_their_placement(results: tuple[list[dict[str, Any]], Path]) -> None:
-    assert [one["DTensor queries"] for one in results[0]] == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.slow("starts several processes")

@@ -10,20 +10,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper.distributed import data_parallel
 from attemper.sites.observation import current
+from tests.distributed.models import Attention, Parallel
 from tests.support.ranks import run_cases
 from tests.support.shadow_models import compilations, fresh_compiler
 
@@ -34,29 +33,13 @@ MANY = 100
 """Steps of a compiled training."""
 
 
-class Attention(nn.Module):
-    """Causal attention, with a tap beside it if ``tapped``."""
-
-    def __init__(self, name: str, tapped: bool) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
-        self.name, self.tapped = name, tapped
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        query, key, value = (part.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        if self.tapped:
-            attemper.tap(query, key, is_causal=True, name=self.name)
-        visible = None if mask is None else mask[:, None, None, :]
-        mixed = F.scaled_dot_product_attention(query, key, value, visible, is_causal=mask is None)
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-
 class Model(nn.Module):
     """Two layers; ``attention_mask`` [B, n] marks real tokens."""
 
     def __init__(self, *, tapped: bool = False, checkpointed: bool = False) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Attention(f"tap.{place}", tapped) for place in range(2))
+        taps = ("tap.0", "tap.1") if tapped else ("", "")
+        self.layers = nn.ModuleList(Attention(32, HEADS, HEADS, tapped=name) for name in taps)
         self.dropout, self.checkpointed = nn.Dropout(0.1), checkpointed
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -312,21 +295,6 @@ def fsdp_watched_by_rank_zero_and_then_by_all() -> Any:
     return found
 
 
-class Parallel(nn.Module):
-    """Attention over queries, keys and values that are DTensors; torch's CPU kernel has no rule for them."""
-
-    def __init__(self, *, tapped: bool) -> None:
-        super().__init__()
-        self.tapped = tapped
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if self.tapped:
-            attemper.tap(query, key, name="tap")
-            return value
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(query, key, value)
-
-
 def tensor_parallel(placement: Any, *, tapped: bool = False) -> Any:
     mesh = DeviceMesh("cpu", list(range(WORLD)))
     torch.manual_seed(3)
@@ -341,7 +309,8 @@ def tensor_parallel(placement: Any, *, tapped: bool = False) -> Any:
             return {"error": str(error)}
         alone(*whole)
     heads = reading(expected)["sites"][0]["heads"]
-    return {"found": [head["entropy_nats"] for head in found], "whole": [head["entropy_nats"] for head in heads]}
+    numbers = [[[head["head"], head["entropy_nats"]] for head in part] for part in (found, heads)]
+    return dict(zip(("found", "whole"), numbers, strict=True))
 
 
 def in_context_parallel() -> Any:
