@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import pytest
 
 import attemper
 from attemper.errors import InputError
+from attemper.readings.sample import SiteLabel
 from attemper.store import parts, schema
-from attemper.store.checksum import UNCHECKED, WHOLE, get
+from attemper.store.checksum import CHECKED_VERSION, UNCHECKED, WHOLE, get
 from attemper.store.fragment import Fragment
 from attemper.store.ranks import columns
-from attemper.store.series import FragmentReader
 from tests.support.runs import change
 from tests.support.samples import sample, sites
 
@@ -150,11 +151,11 @@ def test_summaries_have_checksums_too(tmp_path):
         get(tables.rows, "summary", "")
 
 
-def earlier(path: Path, to: Path) -> Path:
-    """The same run as the version before checksums wrote it."""
+def earlier(path: Path, to: Path, version: int) -> Path:
+    """The same run as an earlier version wrote it."""
     connection = sqlite3.connect(to)
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    for statements in schema.MIGRATIONS[:2]:
+    for statements in schema.MIGRATIONS[:version]:
         connection.executescript(statements)
     connection.execute(f"ATTACH '{path}' AS now")
     for (table,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
@@ -162,33 +163,41 @@ def earlier(path: Path, to: Path) -> Path:
         connection.execute(f"INSERT INTO main.{table} SELECT {names} FROM now.{table}")
     connection.commit()
     connection.execute(f"PRAGMA application_id = {schema.APPLICATION}")
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
     return to
 
 
-def test_a_file_of_an_earlier_version_is_read_without_and_says_so(run, tmp_path):
-    old = earlier(run, tmp_path / "fragment-1.sqlite")
-    before = old.read_bytes()
+@pytest.mark.parametrize("version", range(1, schema.VERSION))
+def test_a_file_of_an_earlier_version_is_read_as_it_is_and_brought_up_to_date_by_its_next_writer(
+    run, tmp_path, version
+):
+    old = earlier(run, tmp_path / "fragment-1.sqlite", version)
+    before, unchecked = old.read_bytes(), version < CHECKED_VERSION
     now, then = shown(run), shown(old)
-    assert UNCHECKED in then["facts"][-1]
+    assert (UNCHECKED in then["facts"][-1]) == unchecked
     assert UNCHECKED not in now["facts"][-1]
-    assert {**now, "facts": None} == {**then, "facts": None}
+    assert {**now, "facts": now["facts"][:-1]} == {**then, "facts": then["facts"][:-1]}
+    assert str(attemper.open(old).alarms()) == str(attemper.open(run).alarms())
     assert old.read_bytes() == before
-
-
-def test_what_is_added_to_an_earlier_file_has_checksums_and_the_rest_is_still_said_to_have_none(tmp_path):
-    path = earlier(write(tmp_path / "fragment-1.sqlite", range(200)), tmp_path / "fragment-0.sqlite")
-    write(path, range(200, 300))
-    reader = FragmentReader(schema.open_to_read(path))
-    assert reader.unchecked
-    assert reader.moments["step"].tolist() == [*range(300)]
-    tables = schema.open_to_read(path)
-    assert tables.rows("SELECT count(crc) FROM hot") == [(44,)]
-    assert {name for (name,) in tables.rows("SELECT name FROM checksum")} == set(WHOLE)
-    change(path, "UPDATE hot SET numbers = zeroblob(length(numbers)) WHERE sample = 299")
+    fragment = Fragment(old)
+    fragment.append(sample(380))
+    fragment.keep_scalars([(380, {"loss": 1.0})])
+    fragment.close()
+    with attemper.open(old) as opened:
+        assert opened.steps.tolist() == [*range(381)]
+        assert opened.history("loss").values.tolist() == [1.0]
+        assert (UNCHECKED in opened.remarks) == unchecked
+        rows = opened.ranks.readers[0].tables.rows
+        assert rows("PRAGMA user_version") == [(schema.VERSION,)]
+        assert rows("SELECT count(crc), count(*) FROM hot") == [(1 if unchecked else 47, 47)]
+        assert {name for (name,) in rows("SELECT name FROM checksum")} == set(WHOLE)
+        assert [name for _, name, *_ in rows("PRAGMA table_info(site)")][1:] == [
+            part.name for part in fields(SiteLabel)
+        ]
+    change(old, "UPDATE hot SET numbers = zeroblob(length(numbers)) WHERE sample = 430")
     with pytest.raises(InputError, match="a row of its table hot does not fit its checksum"):
-        shown(path)
+        shown(old)
 
 
 def test_a_flipped_bit_of_any_byte_of_a_part_is_seen():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sqlite3
 import time
@@ -21,7 +20,7 @@ from attemper.readings import judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.run_judge import RunJudge
 from attemper.readings.sample import Sample, Samples
-from attemper.store import schema, verdict, writer
+from attemper.store import verdict, writer
 from attemper.store.checksum import checksum
 from attemper.store.fragment import Fragment
 from attemper.store.verdict import Keeper
@@ -196,25 +195,6 @@ def test_a_process_that_goes_on_judges_only_what_is_new_and_after_what_was_kept_
     assert told(folder) == told(without(folder))
 
 
-@pytest.mark.slow("takes a second")
-def test_limits_of_the_watch_are_kept_and_others_are_computed(tmp_path: Path, fed: list[int]) -> None:
-    watched = AlarmLimits(logits=5.0, drift=None, sites={"layers.1.*": {"layer_fallen": None, "falling": 0.01}})
-    others = AlarmLimits(logits=6.0), AlarmLimits(sites={"layers.1.*": {"logits": 5.0}}), AlarmLimits()
-    taken_by(open_writer(tmp_path / "a", about={"limits": watched.to_dict(), "fewest_keys": 8}), part(0, 200))
-    assert kept(tmp_path / "a")[-1] == 200
-    fed.clear()
-    with attemper.open(tmp_path / "a") as found:
-        assert found.alarms(watched) == found.alarms()
-    assert not fed
-    copy, own = without(tmp_path / "a"), alarms(tmp_path / "a")
-    assert own == alarms(copy)
-    for limits in others:
-        fed.clear()
-        assert alarms(tmp_path / "a", limits) != own
-        assert sum(fed) >= 200
-        assert alarms(tmp_path / "a", limits) == alarms(copy, limits)
-
-
 @pytest.mark.parametrize("what", ["version", "kinds", "limits", "fewest keys"])
 @pytest.mark.quick("version")
 def test_a_verdict_by_other_laws_is_not_taken_and_the_next_writer_replaces_it(
@@ -285,22 +265,6 @@ def test_a_reader_goes_on_from_what_was_kept_while_the_run_is_written(tmp_path: 
             assert list(map(str, run.alarms())) == list(map(str, readers[-1].alarms()))
         assert not kept(tmp_path) or sum(fed) < 150
     fragment.close()
-
-
-def test_a_file_of_version_3_is_read_and_judged_by_its_next_writer(folder: Path, fed: list[int]) -> None:
-    expected = told(folder)
-    with closing(sqlite3.connect(folder / FILE)) as connection:
-        for name in re.findall(r"CREATE TABLE (\w+)", " ".join(schema.MIGRATIONS[3:])):
-            connection.execute(f"DROP TABLE {name}")
-        connection.execute("PRAGMA user_version = 3")
-    before = (folder / FILE).read_bytes()
-    assert told(folder) == expected
-    assert (folder / FILE).read_bytes() == before
-    fed.clear()
-    session(folder, part(200, 300))
-    assert sum(fed) == 300
-    assert kept(folder)[-1] == 300
-    assert alarms(folder) == alarms(without(folder))
 
 
 @pytest.mark.slow("takes many seconds")

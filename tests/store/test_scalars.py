@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 from attemper.errors import InputError
 from attemper.report.texts import Message, note
-from attemper.store import scalars, schema, series
+from attemper.store import scalars, series
 from attemper.store.folder import open_stored
 from attemper.store.fragment import Fragment
 from attemper.store.ranks import Ranks
@@ -22,8 +20,6 @@ from attemper.store.run import StoredRun
 from attemper.store.scalars import BLOCK, Series, as_float32, by_step, pack, read, unpack
 from attemper.store.series import FragmentReader
 from tests.support.runs import change
-from tests.support.runs import written as written_samples
-from tests.support.samples import samples
 
 
 def losses(many: int) -> np.ndarray:
@@ -102,22 +98,6 @@ def test_a_transaction_that_fails_leaves_what_was_there(monkeypatch):
             fragment.keep_scalars([(10, {"loss": 1.0})])
     fragment.keep_scalars([(10, {"loss": 4.0})])
     assert loss_of(fragment).values[-2:].tolist() == [losses(10)[-1], 4.0]
-
-
-def test_an_earlier_version_has_none_and_its_next_writer_adds_them(tmp_path):
-    path = tmp_path / "fragment-0.sqlite"
-    written_samples(tmp_path, samples(3))
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP TABLE scalar; PRAGMA user_version = 4")
-    with open_stored(str(tmp_path), StoredRun) as run:
-        assert "loss" not in run.statistics
-    fragment = Fragment(path)
-    fragment.keep_scalars([(3, {"loss": 1.0})])
-    fragment.close()
-    with open_stored(str(tmp_path), StoredRun) as run:
-        assert run.history("loss").values.tolist() == [1.0]
-        assert run.steps.tolist() == [0, 1, 2]
-    assert schema.VERSION == 5
 
 
 @pytest.mark.parametrize(

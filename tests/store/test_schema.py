@@ -8,16 +8,13 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from attemper.errors import InputError
-from attemper.readings.sample import SiteLabel
 from attemper.store import schema
 from attemper.store.fragment import Fragment
-from attemper.store.series import FragmentReader
 from tests.support.samples import samples
 
 
@@ -98,27 +95,6 @@ def test_a_closed_run_says_how_to_go_on(run):
     tables.close()
     with pytest.raises(InputError, match=r"the run was closed: open it again with attemper\.open"):
         tables.rows("SELECT 1")
-
-
-def test_a_file_of_the_first_version_is_read_as_it_is_and_brought_up_to_date_by_its_next_writer(tmp_path):
-    path = tmp_path / "fragment-0.sqlite"
-    connection = sqlite3.connect(path)
-    connection.executescript(schema.MIGRATIONS[0])
-    connection.execute("INSERT INTO site VALUES (1, 'layers.0.attn', 'self', 'train', 0, 'full', 'softmax', 4)")
-    connection.execute(f"PRAGMA application_id = {schema.APPLICATION}")
-    connection.execute("PRAGMA user_version = 1")
-    connection.commit()
-    connection.close()
-    expected = SiteLabel("layers.0.attn", "self", "train", 0, "full", "softmax", 4, first_head=0)
-    before = path.read_bytes()
-    assert FragmentReader(schema.open_to_read(path)).sites == {expected.key: expected}
-    assert path.read_bytes() == before
-    schema.open_to_write(path, write_ahead=True).close()
-    tables = schema.open_to_read(path)
-    assert tables.rows("PRAGMA user_version") == [(schema.VERSION,)]
-    columns = [name for _, name, *_ in tables.rows("PRAGMA table_info(site)")]
-    assert columns == ["id", *(part.name for part in fields(SiteLabel))]
-    assert FragmentReader(tables).sites == {expected.key: expected}
 
 
 def test_a_migration_runs_once_and_a_failed_one_leaves_the_file_as_it_was(run, monkeypatch):
