@@ -108,10 +108,10 @@ def trained(wrapped: nn.Module, data: Data, *, steps: int = STEPS, **options: An
                 watch.step(step, loss=loss)
             sent.append([*calls])
             tables.append([site.to_dict() for site in watch.table().sites])
-        tokens, skipped = watch.table().tokens, [tuple(entry) for entry in map(_entry, watch.table().skipped)]
+        tokens, skipped = watch.table().tokens, [*map(_entry, watch.table().skipped)]
     return {
         "tables": tables, "sent": sent, "tokens": tokens, "failures": watch.failures, "skipped": skipped,
-        "text": repr(watch), "kinds": [alarm.message for alarm in watch._recorder.judge.alarms],
+        "text": repr(watch),
     }  # fmt: skip
 
 

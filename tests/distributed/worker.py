@@ -169,13 +169,6 @@ def ddp_checkpointed() -> Any:
     return compared(reading(watch), shard())
 
 
-def sites_of_ddp() -> Any:
-    wrapped = ddp(model())
-    with attemper.watch(wrapped, sites=["layers.1"]) as watch:
-        wrapped(shard())
-    return [site.name for site in watch.table().sites]
-
-
 def only_rank_zero() -> Any:
     return [identical(build, watching=dist.get_rank() == 0) for build in (lambda: ddp(model()), lambda: fsdp(model()))]
 
@@ -430,7 +423,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "ddp with checkpointing": ddp_checkpointed,
     "ddp tapped": ddp_tapped,
     "ddp tempered": ddp_tempered,
-    "sites of ddp": sites_of_ddp,
     "training ddp": lambda: identical(lambda: ddp(model())),
     "training fsdp2": lambda: identical(lambda: fsdp(model())),
     "training ddp with checkpointing": lambda: identical(lambda: ddp(model(checkpointed=True))),
