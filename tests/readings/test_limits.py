@@ -77,10 +77,10 @@ def test_a_limit_that_is_given_takes_the_place_of_its_default_alone(kind: str) -
 
 
 def test_one_row_that_is_not_finite_is_critical() -> None:
-    one = replace(measured("diffuse", 0.5), nonfinite_rows=1)
+    one = replace(measured("diffuse", 0.5), nonfinite_rows=1, empty_rows=2)
     (alarm,) = raised(one)
     assert (alarm.kind, alarm.severity, alarm.value, alarm.limit) == ("nonfinite", "critical", 1.0, None)
-    assert alarm.message.endswith("rows with a NaN or infinite score: 1 of 101")
+    assert alarm.message.endswith("rows with a NaN or infinite score: 1 of 103")
 
 
 # --- limits as a record ---

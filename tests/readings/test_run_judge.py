@@ -16,9 +16,10 @@ import pytest
 
 from attemper.readings import judge, run_judge
 from attemper.readings.alarm_laws import VERSION
+from attemper.readings.head_columns import Columns
 from attemper.readings.judge import Judge
 from attemper.readings.run_judge import RunJudge
-from attemper.readings.sample import Sample, Samples
+from attemper.readings.sample import Sample, Samples, SiteLabel
 from tests.support.runs import collapsing, in_turns, restless, with_gaps
 from tests.support.samples import sites
 
@@ -98,6 +99,26 @@ def test_so_has_a_run_whose_sites_come_later_and_have_other_heads_and_calls() ->
                 yield replace(one, sites=labels if place % 5 else wide)
 
     assert agree(changing()).alarms
+
+
+def test_a_site_of_one_call_of_a_module_is_another_than_the_mean_over_its_calls():
+    def call(name: str, layer: int | None) -> SiteLabel:
+        return SiteLabel(name, "self", "train", layer, "full", "softmax", 1)
+
+    columns, each = Columns(), (call("a", 0), call("a#2", 1), call("b", None))
+    columns.find(each)
+    assert columns.replaced.tolist() == [False] * 3
+    columns.find((call("a", None), call("b", None)))
+    assert columns.replaced.tolist() == [True, True, False, False]
+    columns.find((call("b", None),))
+    assert not columns.replaced.any()
+    columns.find(each)
+    assert columns.replaced.tolist() == [False, False, False, True]
+    within = (call("c", None), call("c#2", None))
+    columns.find(within)
+    columns.find(within[:1])
+    assert len(columns) == 6
+    assert not columns.replaced.any()
 
 
 def test_a_judge_of_runs_goes_on_sample_by_sample_and_with_more_of_them() -> None:
