@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.engine_models import SHARED, TOKENS, VOCABULARY, WINDOW, as_if_trained
-from tests.support.engine_patches import grid
+from tests.support.engine_patches import grid, noise
 
 SIZES = {**SHARED, "hidden_size": 128, "head_dim": 32, "tie_word_embeddings": False}
 _MHA = {**{k: v for k, v in SIZES.items() if k != "head_dim"}, "num_key_value_heads": 4}
@@ -645,11 +645,6 @@ def rounded(whole: Whole, bits: float, group: int | None = None) -> None:
                 weight.copy_(grid(weight.unflatten(1, (-1, group)), bits).flatten(1))
 
 
-def _noisy(weight: Tensor, size: float) -> None:
-    drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(7))
-    weight.add_((drawn * weight.float().std() * size).to(weight.dtype))
-
-
 @dataclass(frozen=True)
 class Real:
     """A real fault."""
@@ -664,10 +659,10 @@ class Real:
 
 REAL: dict[str, Real] = {
     "scale": Real(("scale",), lambda la: setattr(la.module, "scaling", la.module.scaling * 1.2)),
-    "keys": Real(("weights",), lambda la: _noisy(la.k.weight, 0.3)),
-    "values": Real(("values",), lambda la: _noisy(la.v.weight, 0.3)),
-    "output projection": Real(("weights", "input", "output"), lambda la: _noisy(la.o.weight, 0.3), 1),
-    "mlp": Real(("input", "output"), lambda la: [_noisy(part.weight, 0.3) for part in la.mlp_out], 1),
+    "keys": Real(("weights",), lambda la: la.k.weight.copy_(noise(la.k.weight, 0.3))),
+    "values": Real(("values",), lambda la: la.v.weight.copy_(noise(la.v.weight, 0.3))),
+    "output projection": Real(("weights", "input", "output"), lambda la: la.o.weight.copy_(noise(la.o.weight, 0.3)), 1),
+    "mlp": Real(("input", "output"), lambda la: [part.weight.copy_(noise(part.weight, 0.3)) for part in la.mlp_out], 1),
     "heads of queries": Real(("head_order", "weights"), lambda la: la.q.weight.copy_(la.q.weight.roll(1, 0).clone())),
     "heads of values": Real(
         ("values", "head_order", "grouping"), lambda la: la.v.weight.copy_(la.v.weight.roll(1, 0).clone())
