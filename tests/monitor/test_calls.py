@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.sites import observation
+from tests.sites.own_models import Checkpointed
 from tests.support.scans import entropies, names, of_heads
 
 HEADS, SIZE, TOKENS = 4, 8, 12
@@ -306,6 +307,14 @@ def test_a_tempered_attention_is_read_as_it_attends_under_its_taps_name() -> Non
     q, k, _ = model.layers[0].split(x)  # type: ignore[operator]
     want = attemper.attention_statistics(q, k, is_causal=True, temperature=2.0).per_head()["entropy"].mean
     assert torch.allclose(entropies(scan)[0], want, atol=2e-6)
+
+
+def test_rows_of_a_checkpointed_tap_count_once() -> None:
+    model = Checkpointed()
+    with attemper.watch(model) as watch:
+        model(batch().requires_grad_()).sum().backward()
+        watch.step()
+    assert [(site.name, site.heads[0].rows) for site in watch.table().sites] == [("first", 2 * TOKENS)]
 
 
 def test_a_clip_finds_the_module_in_which_a_tap_stands() -> None:

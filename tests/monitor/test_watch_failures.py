@@ -212,3 +212,17 @@ def test_a_callback_goes_on_when_a_reading_fails(piece: str) -> None:
     assert monitor.watch is not None
     assert monitor.watch.failures >= 2
     monitor.close()
+
+
+def test_failures_count_the_samples_that_the_store_lost_and_the_store_is_named_by_its_path(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "run"
+    model = nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(2, 5, 16)
+    with attemper.watch(model, store=path) as watch:
+        for _ in range(3):
+            model(x, x, x)
+            watch.step()
+    assert watch.failures == 3
+    (record,) = caplog.records
+    assert f"the run {path} cannot be stored" in record.message

@@ -109,6 +109,19 @@ def test_a_registry_model_beside_the_watched_one_is_not_read() -> None:
     assert rows(watch) == {f"model.layers.{layer}.self_attn": 40 for layer in range(2)}
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "gpt2"])
+def test_a_model_set_to_attemper_has_each_site_once(name: str) -> None:
+    model: Any = sharpened(TINY[name].build())
+    ids = torch.randint(3, 101, (2, 20))
+    with attemper.watch(model) as watch:
+        model(input_ids=ids)
+    expected = rows(watch)
+    model.set_attn_implementation("attemper")
+    with attemper.watch(model) as watch:
+        model(input_ids=ids)
+    assert rows(watch) == expected
+
+
 @pytest.mark.slow("takes many seconds")
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_padding_is_left_out_of_a_compiled_model(name: str) -> None:
