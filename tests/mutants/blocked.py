@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the table quotes lines of source)
-"""Mutants of the blocked kernels, and the test file that notices each."""
+"""Mutants of the blocked kernels, and the tests that notice each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ FORWARD, BACKWARD, GRADIENTS, SCORES, PROBLEM = (
     f"backends/blocked/{name}.py" for name in ("softmax_forward", "softmax_backward", "gradients", "scores", "tiles")
 )
 OPS = "call/operator.py"
+TIES = ("tests/functional/test_attention.py::test_ties_for_the_maximum_send_its_gradient_to_the_lowest_key[blocked]",)
+DROPPED = (
+    "tests/functional/test_attention.py::test_the_gradient_of_dropout_uses_the_weights_that_were_dropped[blocked]",
+)
+PACKED = ("tests/hostile/test_shapes.py::test_packed_documents_equal_a_loop_over_documents[blocked-all-top-left]",)
 
 MUTANTS = (
     # The guards of -inf.
@@ -77,7 +82,7 @@ MUTANTS = (
     Mutant("backward: variance without its constant", BACKWARD, "for column in (Column.VARIANCE, *WEIGHED)", "for column in WEIGHED"),
     Mutant("backward: entropy centred on the maximum", BACKWARD, "x = d.add_(rows.state[Column.MEAN_DEPTH])", "x = d"),
     Mutant("backward: nothing falls on the maximum", BACKWARD, "gradient.scatter_add_(-1,", "gradient.clone().scatter_add_(-1,"),
-    Mutant("backward: ties go to the last key", BACKWARD, "torch.where(top > best,", "torch.where(top >= best,"),
+    Mutant("backward: ties go to the last key", BACKWARD, "torch.where(top > best,", "torch.where(top >= best,", TIES),
     Mutant("backward: key_mass without its mean", BACKWARD, "tile.grid(gradient).add_(upstream - mean)", "tile.grid(gradient).add_(upstream)"),
     Mutant("backward: concentration without its gradient", BACKWARD, 'gradient += 2 * grad[Column.SQUARED_WEIGHTS] * weights', "pass"),
     Mutant("backward: sums of p u without their gradient", BACKWARD, ".add_(tile.grid(grad[column]) * u)", ""),
@@ -86,12 +91,12 @@ MUTANTS = (
     Mutant("backward: hidden NaN not kept out", BACKWARD, "careful = not surely_finite(problem)", "careful = False"),
     Mutant("forward: hidden NaN not kept out", FORWARD, "careful = not surely_finite(problem)", "careful = False"),
     Mutant("gini: ranks of hidden keys not taken off", SCORES, "dtype=count.dtype) - (keys - count)", "dtype=count.dtype)"),
-    Mutant("dropout: another seed in backward", BACKWARD, "dropout(problem, applied, index, low).transpose", "dropout(problem, applied, index + 1, low).transpose"),
-    Mutant("dropout: dP with another seed than dV", BACKWARD, "transpose(1, 2)), index, low)", "transpose(1, 2)), index, low + 1)"),
+    Mutant("dropout: another seed in backward", BACKWARD, "dropout(problem, applied, index, low).transpose", "dropout(problem, applied, index + 1, low).transpose", DROPPED),
+    Mutant("dropout: dP with another seed than dV", BACKWARD, "transpose(1, 2)), index, low)", "transpose(1, 2)), index, low + 1)", DROPPED),
     Mutant("dropout: the same places in every tile", SCORES, "1_000_003 * index", "0 * index"),
     Mutant("dropout: the same places in every block", SCORES, "7_919 * low", "0 * low"),
     Mutant("dropout: not scaled up", SCORES, "return kept.mul_(values).div_(1 - problem.dropout_p)", "return kept.mul_(values)"),
     # The operator.
-    Mutant("packed: multiplier of the first rows for all documents", OPS, "multiplier[:, :, rows] if multiplier.shape[2] > 1", "multiplier[:, :, : rows.stop - rows.start] if multiplier.shape[2] > 1"),
-    Mutant("packed: gradients of documents not added up", OPS, "target += gradient.to(result.dtype)", "target.copy_(gradient.to(result.dtype))"),
+    Mutant("packed: multiplier of the first rows for all documents", OPS, "multiplier[:, :, rows] if multiplier.shape[2] > 1", "multiplier[:, :, : rows.stop - rows.start] if multiplier.shape[2] > 1", PACKED),
+    Mutant("packed: gradients of documents not added up", OPS, "target += gradient.to(result.dtype)", "target.copy_(gradient.to(result.dtype))", PACKED),
 )  # fmt: skip
