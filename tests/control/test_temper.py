@@ -3,6 +3,7 @@ that training brings.
 """
 
 import copy
+import importlib
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,7 @@ from attemper import InputError
 from attemper.call.request import Options
 from attemper.lab.model import Attention
 from attemper.nn import ConditionalTemperature, FixedTemperature, LearnedTemperature, LengthTemperature
+from attemper.sites import actions
 from attemper.sites.actions import key_counts, query_over_temperature
 from attemper.sites.names import Wrapper
 from attemper.sites.observation import AttentionCall
@@ -94,6 +96,8 @@ def _watched(model: nn.Module) -> Any:
 
 
 def test_copies_and_pickles_keep_their_temperatures_by_themselves():
+    for former, name in (("wrap", "_forward"), ("wrap", "_Inert"), ("act", "Actions")):  # where pickles of 0.2 look
+        assert getattr(importlib.import_module(f"attemper.sites.{former}"), name) is getattr(actions, name)
     for model, run in ((small(), lambda m: m(IDS)), (built("llama")[0], lambda m: m(**built("llama")[1])[0])):
         handle = attemper.temper(model, temperature=LearnedTemperature(1, initial=2.0))
         expected = run(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -55,10 +56,9 @@ def echo_reading(_: nn.Module) -> Iterator[None]:
         _reading.reset(token)
 
 
+@dataclass
 class _Echo(ModelCall):
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given[:5])
-        self.key = given[5]
+    key: Tensor
 
     def read(self, query: Tensor) -> AttentionCall:
         return AttentionCall(query, self.key, None, Options(scale=1.0))
@@ -100,10 +100,6 @@ def model(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     return nn.Sequential(Layer(), Layer()).eval()
 
 
-def tokens() -> Tensor:
-    return torch.randn(3, 7, 8)
-
-
 def test_without_the_row_it_is_out_of_reach() -> None:
     class Layer(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -114,7 +110,7 @@ def test_without_the_row_it_is_out_of_reach() -> None:
 
 
 def test_a_watch_and_a_scan_read_it(model: nn.Module) -> None:
-    x = tokens()
+    x = torch.randn(3, 7, 8)
     heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
     expected = attemper.attention_statistics(heads, heads, scale=1.0, stats="entropy").entropy.mean((0, 2))
     with attemper.watch(model) as watch:
@@ -126,7 +122,7 @@ def test_a_watch_and_a_scan_read_it(model: nn.Module) -> None:
 
 
 def test_it_is_tempered_and_measured_as_it_is_tempered(model: nn.Module) -> None:
-    x = tokens()
+    x = torch.randn(3, 7, 8)
     heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
     with attemper.temper(model[0], temperature=2.0) as handle:  # pyright: ignore[reportIndexIssue]
         assert handle.sites == ("Layer",)
@@ -137,7 +133,7 @@ def test_it_is_tempered_and_measured_as_it_is_tempered(model: nn.Module) -> None
 
 
 def test_a_penalty_on_it_has_a_gradient(model: nn.Module) -> None:
-    x = tokens().requires_grad_()
+    x = torch.randn(3, 7, 8, requires_grad=True)
     penalty = attemper.regularize(model, attemper.EntropyTarget(0.6, coef=0.1, unit="normalized"))
     (plain,) = torch.autograd.grad(model(x).sum(), x)
     penalty.attach(model.train()(x).sum()).backward()
