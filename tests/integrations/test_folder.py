@@ -337,7 +337,7 @@ def test_calibrate_folds_what_the_model_came_with(run: Run, folder: Path, tmp_pa
     given = ("calibrate", folder, "--text", words, "--max-length", 16, "--validation", 0.5, "--method", "grid")
     ended = run(*given, "--fold", tmp_path / "folded", "--force", "--out", tmp_path)
     assert ended.code == 0, ended.err
-    assert "its temperatures are folded in too" in ended.err
+    assert "the model already has attemper temperatures: they are folded in too" in ended.err
     assert not (tmp_path / "folded" / "attemper.json").exists()
     found = attemper.types.Calibration.load(tmp_path)
     ids = torch.arange(20)[None] + 100

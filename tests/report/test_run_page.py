@@ -82,7 +82,7 @@ def test_a_card_has_the_beginning_and_the_worst_of_an_alarm_and_the_panel_the_re
     (fallen,) = (one for one in data["alarms"] if one["since"] == 219)
     assert fallen["when"][0] == "alarm.since"
     assert [one[0] for one in fallen["more"][1]["said"]["names"]] == ["alarm.before", "alarm.latest"]
-    assert fallen["of"][0] == "alarms.of_layer"
+    assert data["bases"][fallen["of"]][0] == "alarms.of_layer"
 
 
 def test_a_notice_that_has_ended_gives_no_advice(tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ def origin(marks: Array, steps: Array, now: Array, *, above: bool) -> tuple[floa
     """The latest earlier value, and its step, that was at most half of what is now (``above``), or at least twice that;
     else the earliest known. Of several heads their mean. None if there is nothing earlier.
     """
-    known = ~np.isnan(marks)
+    known = ~np.isnan(marks) & np.isfinite(steps)
     mean = np.where(known, marks, 0.0).sum(1) / np.maximum(known.sum(1), 1)
     earlier = np.flatnonzero(known[:-1].any(1))
     if not len(earlier):

@@ -13,7 +13,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,11 @@ def document(
         alarms: all alarms of a run, where there is one; else those of the reading.
     """
     kinds, named = quantities(reading), by_name(reading.sites)
+    shown = tuple(reading.alarms if alarms is None else alarms)
+    # Of thousands of alarms each says the place of its basis: there are two.
+    bases = [
+        encode(of) for kind in dict.fromkeys(one.kind for one in shown) if (of := basis(kind, reading.fewest_keys))
+    ]
     labels = {place: label for tower in drawn for place, label in tower.labels.items()}
     return {
         "texts": page_texts(reason(skipped.reason) for skipped in reading.skipped),
@@ -175,10 +180,8 @@ def document(
         ],
         "stacks": [_stack(tower) for tower in drawn],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
-        "alarms": [
-            _alarm(alarm, site_of(alarm, named), reading.fewest_keys)
-            for alarm in (reading.alarms if alarms is None else alarms)
-        ],
+        "bases": bases,
+        "alarms": [_alarm(alarm, site_of(alarm, named), bases, reading.fewest_keys) for alarm in shown],
     }
 
 
@@ -235,7 +238,7 @@ def _curve(head: HeadReading, most_keys: int) -> list[Any]:
     return curve
 
 
-def _alarm(alarm: Alarm, place: int | None, fewest_keys: int) -> dict[str, Any]:
+def _alarm(alarm: Alarm, place: int | None, bases: Sequence[Any], fewest_keys: int) -> dict[str, Any]:
     level = level_of(alarm.severity)
     words, when, more = brief(alarm)
     found = {"site": place, "head": alarm.head, "level": level, "text": encode(words)}
@@ -245,7 +248,7 @@ def _alarm(alarm: Alarm, place: int | None, fewest_keys: int) -> dict[str, Any]:
         "ended": alarm.ended,
         "when": encode(when) or None,
         "more": encode(more) or None,
-        "of": encode(basis(alarm.kind, fewest_keys)) or None,
+        "of": bases.index(encode(of)) if (of := basis(alarm.kind, fewest_keys)) else None,
     }
     return found | {name: value for name, value in rest.items() if value is not None}
 

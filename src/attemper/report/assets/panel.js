@@ -43,9 +43,10 @@ function fillAlarms(head) {
     line.append(element("span", cut(say(alarm.severity), 40), "severity"), " ");
     if (alarm.when) line.append(element("b", say(alarm.when)), " ");
     line.append(element("bdi", say(alarm.text)));
-    if (alarm.of || alarm.more) {
+    const of = DATA.bases[alarm.of];
+    if (of || alarm.more) {
       const more = element("details");
-      more.append(element("summary", text("verdict.more_title")), ...[alarm.more, alarm.of].filter(Boolean).map((one) => element("p", say(one))));
+      more.append(element("summary", text("verdict.more_title")), ...[alarm.more, of].filter(Boolean).map((one) => element("p", say(one))));
       line.append(more);
     }
     return line;
