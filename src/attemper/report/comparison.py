@@ -242,7 +242,7 @@ def side_lines(document: Mapping[str, Any]) -> list[Message]:
 
 
 def _facts(side: Mapping[str, Any]) -> Iterator[Message]:
-    yield message("as_is", said=side["dtype"]) if side["dtype"] else message("compared.facts.no_dtype")
+    yield message("as_is", said=clean(side["dtype"])) if side["dtype"] else message("compared.facts.no_dtype")
     digest, name = (side["text_digest"] or "")[:8], cut(clean(side["text"] or ""), 60)
     kind = "text" if name and digest else "name" if name else "digest" if digest else "no_text"
     yield message(f"compared.facts.{kind}", text=name, digest=digest)
