@@ -572,17 +572,21 @@ def mlp_permuted(whole: Whole, generator: torch.Generator) -> bool | None:
     return None
 
 
-def _all(*changes: Change) -> Change:
+def _all(*changes: Change, least: int = 2) -> Change:
+    """Those of them that fit a model, if ``least`` do."""
+
     def change(whole: Whole, generator: torch.Generator) -> bool | None:
         done = [one for one in changes if one(whole, generator) is not False]
-        return None if len(done) > 1 else False
+        return None if len(done) >= least else False
 
     return change
 
 
 def stream_lengthened(whole: Whole, _: torch.Generator) -> bool | None:
-    """A residual stream three times as long, which norms divide again, their epsilon apart."""
-    if not whole.ends or whole.layers[0].norm is None:
+    """A residual stream three times as long, which norms divide again, their epsilon apart. Gemma 2 also divides what a
+    block adds: there the stream would not be longer by one factor.
+    """
+    if whole.gemma or not whole.ends or whole.layers[0].norm is None:
         return False
     for start in whole.embeddings:
         start.mul_(3)
@@ -614,7 +618,8 @@ CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
     "mlp permuted": (mlp_permuted, ()),
     "smoothed and values scaled": (_all(smoothed, values_scaled), ("rescaled",)),
     "rotated everywhere": (_all(stream_rotated, values_rotated, keys_rotated), ("rotated",)),
-    "as before rounding": (_all(smoothed, values_scaled, stream_rotated, values_rotated), ("rotated",)),
+    "as before rounding": (_all(smoothed, values_scaled, stream_rotated, values_rotated, least=4), ("rotated",)),
+    "as before rounding, without the stream": (_all(smoothed, values_scaled, values_rotated), ("rescaled",)),
     "permuted and smoothed": (_all(groups_permuted, smoothed), ("permuted", "rescaled")),
 }
 """Name -> what changes the weights, and words of the transforms that may be named."""
