@@ -201,6 +201,9 @@ def test_what_a_compiled_model_hides_from_its_taps_is_skipped_by_name():
     compiled = torch.compile(model, backend="eager")
     with attemper.watch(compiled) as watch:  # pyright: ignore[reportArgumentType]
         compiled(x)
+    assert [site.normalizer for site in watch.table().sites] == ["softmax", "sparsemax"]
+    with attemper.watch(compiled, observe="beside") as watch:  # pyright: ignore[reportArgumentType]
+        compiled(x)
     with pytest.raises(InputError, match=r"layers.1: temper gave it another normalizer than softmax"):
         watch.table()
 

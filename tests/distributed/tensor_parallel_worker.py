@@ -74,7 +74,7 @@ def taps_in_graphs() -> Any:
     parallelize_module(layer, mesh, plan)
     compiled: Any = torch.compile(layer, backend="eager")
     with mock.patch.object(tap_buffers, "has_graphs", return_value=True), torch.no_grad():
-        with attemper.watch(compiled) as watch:
+        with attemper.watch(compiled, observe="beside") as watch:  # taps alone: "auto" also reads the attention itself
             compiled(torch.randn(1, 8, 48))
             watch.step()
         found = watch.table()

@@ -67,7 +67,10 @@ def test_a_damaged_run_does_not_stop_the_training(tmp_path: Path, caplog: pytest
         with attemper.watch(model, store=tmp_path / "a") as watch:
             model(*[torch.randn(2, 40, 32)] * 3)
             watch.step(130)
-    assert len([record for record in caplog.records if "earlier samples of the run in a cannot be read" in record.message]) == 1
+    assert (
+        len([record for record in caplog.records if "earlier samples of the run in a cannot be read" in record.message])
+        == 1
+    )
 
 
 def test_two_samples_of_one_step_are_not_taken_for_two_steps() -> None:
