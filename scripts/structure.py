@@ -88,7 +88,7 @@ def module_of(path: Path, folder: Path) -> str:
 
 def counts(sources: Mapping[str, str]) -> dict[str, int]:
     by_name = {module: len(BY_NAME.findall(source)) for module, source in sources.items()}
-    late = {module: imported(text, sources, inside=True) - imported(text, sources) for module, text in sources.items()}
+    late = late_imports(sources)
     in_commands = sum(len(found) for module, found in late.items() if room_of(module) == "cli")
     return {
         "files": len(sources),
@@ -106,6 +106,12 @@ def counts(sources: Mapping[str, str]) -> dict[str, int]:
         f"files under {SHORT} lines": sum(source.count("\n") < SHORT for source in sources.values()),
         "fmt: skip": sum(len(SKIP.findall(source)) for source in sources.values()),
     }
+
+
+def late_imports(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> the files that only its functions import."""
+    found = {module: imported(text, sources, inside=True) - imported(text, sources) for module, text in sources.items()}
+    return {module: late for module, late in found.items() if late}
 
 
 def imported(source: str, known: Mapping[str, str], inside: bool = False) -> set[str]:

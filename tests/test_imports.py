@@ -14,6 +14,7 @@ from scripts import structure
 import attemper
 from tests.support.import_table import (
     FACADE,
+    LATE,
     MAY_IMPORT,
     RESEARCH_INTERNALS,
     WITHOUT_TORCH,
@@ -139,6 +140,11 @@ def test_no_files_import_each_other_in_functions_either():
     late = {"a": "def f():\n    from attemper import b\n", "b": "from attemper.a import f\n"}
     late = {f"attemper.{name}": source for name, source in late.items()}
     assert structure.circles(late) == [{"attemper.a", "attemper.b"}]
+
+
+def test_imports_inside_functions_have_a_reason():
+    late = {module.partition(".")[2] for module in structure.late_imports(structure.sources_of())}
+    assert {name for name in late if not name.startswith("cli.") and name != "cli"} == {*LATE}
 
 
 def test_dir_holds_public_names_alone():

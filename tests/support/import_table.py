@@ -77,6 +77,31 @@ WITHOUT_TORCH = {
 }
 """Never import torch: it costs seconds."""
 
+LATE = {
+    "__main__": "Ctrl-C while the command line loads ends with one line",
+    "backends.native.library": "an install has no build.py",
+    "fingerprints.record": "explaining fingerprints needs no code of files",
+    "integrations.checkpoint": "SQLite loads where a folder may be a stored run",
+    "lab": "the names of experiments are listed without torch",
+    "lab.pages": "pages are listed without the models behind their numbers",
+    "lab.trained.interventions": "an intervention loads what it acts with, in the process that trains",
+    "monitor.compare": "of two files, neither a scan nor explain is loaded",
+    "monitor.kept_run": "SQLite loads for a stored run alone",
+    "monitor.recorder": "a run is judged anew only where it is continued",
+    "readings.alarms": "a list of alarms is read without NumPy",
+    "readings.comparison": "old pickles look here, until 0.4",
+    "readings.scan": "old pickles look here, until 0.4",
+    "report.comparison": "curves load where runs are compared",
+    "results.check": "code of pages loads where a page is written; so the next",
+    "results.comparison": "pages, tables, floors",
+    "results.explanation": "pages",
+    "results.pattern": "pages",
+    "results.run": "pages",
+    "results.scan": "pages, tables, files of parts",
+    "sites": "old pickles of tempered models, until 0.4",
+}
+"""Modules outside ``cli`` that import inside functions, and why."""
+
 BESIDE = {"benchmarks", "research", "scripts", "tests"}
 """In the repository, and not in the wheel."""
 
