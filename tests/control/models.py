@@ -53,7 +53,7 @@ BUILD: dict[str, Callable[[], Any]] = {
 }
 
 
-def built(name: str) -> tuple[nn.Module, dict[str, Any]]:
+def built(name: str) -> tuple[Any, dict[str, Any]]:
     """The model in eval mode and a batch of it."""
     torch.manual_seed(0)
     model = BUILD[name]()

@@ -87,7 +87,7 @@ def test_dim_says_where_the_keys_are_and_temperature_divides_the_scores(name: st
         want = want.movedim(-1, dim)
     if name == "softmax_jacobian":
         # The derivative is with respect to the scores before the division.
-        want = want / (divisor if isinstance(divisor, float) else divisor.movedim(dim, -1)[..., None])
+        want = want / (divisor if isinstance(divisor, (int, float)) else divisor.movedim(dim, -1)[..., None])
     for one, two in zip(got, want, strict=True) if name == "statistics" else [(got, want)]:
         assert one.shape == two.shape
         torch.testing.assert_close(one, two)

@@ -111,7 +111,7 @@ def of_another_model(work: ShardTask, loaded: Any, path: Path) -> Any:
     return work, loaded
 
 
-OTHERS: dict[str, Callable[[ShardTask, Any, Path], Any]] = {
+OTHERS: dict[str, Callable[[ShardTask, Any, Path], tuple[ShardTask, Any]]] = {
     "fewest_keys (32)": lambda work, loaded, _: (replace(work, options=replace(work.options, fewest_keys=8)), loaded),
     "input (": lambda work, loaded, path: (task(text_file(path / "others.txt", 71), path / "parts", 2), loaded),
     "model (a model)": of_another_model,
@@ -123,8 +123,9 @@ OTHERS: dict[str, Callable[[ShardTask, Any, Path], Any]] = {
 def test_a_shard_of_something_else_stands_in_the_way(what: str, tmp_path: Path):
     work, loaded = task(text_file(tmp_path / "texts.txt", 70), tmp_path / "parts", 2), load()
     scan_shard(work, loaded, 0)
+    other = OTHERS[what](work, loaded, tmp_path)
     with pytest.raises(InputError, match=re.escape(f"is there already, of another {what}")) as caught:
-        scan_shard(*OTHERS[what](work, loaded, tmp_path), 0)
+        scan_shard(*other, 0)
     assert "Name another folder with --out, or remove it." in str(caught.value)
 
 

@@ -43,7 +43,7 @@ class Base(nn.Module):
         rows = self.project(x).view(2, 5, 2, 8).transpose(1, 2)
         return F.scaled_dot_product_attention(rows, rows, rows).transpose(1, 2).reshape(x.shape)
 
-    def forward(self, x: Tensor, **_: Any) -> Tensor:
+    def forward(self, x: Any, *_: Any, **__: Any) -> Any:
         return self.attend(x)
 
     @property

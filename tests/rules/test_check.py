@@ -203,8 +203,8 @@ class Normalized(nn.Module):
 class Noisy(nn.Linear):
     """Dropout that nobody turns off."""
 
-    def forward(self, states: Tensor) -> Tensor:
-        return nn.functional.dropout(super().forward(states), 0.3)
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(input), 0.3)
 
 
 class Result:

@@ -30,26 +30,30 @@ BIAS = torch.randn(2, 4, 9, 9)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, causal: bool = False) -> Tensor:
-    return flash_attn_func(*qkv.unbind(2), causal=causal)
+    query, key, value = qkv.unbind(2)
+    return flash_attn_func(query, key, value, causal=causal)
 
 
 def flash_attn_kvpacked_func(
     q: Tensor, kv: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)
 ) -> Tensor:
-    return flash_attn_func(q, *kv.unbind(2), causal=causal, window_size=window_size)
+    key, value = kv.unbind(2)
+    return flash_attn_func(q, key, value, causal=causal, window_size=window_size)
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool = False) -> Tensor:
+    query, key, value = qkv.unbind(1)
     starts = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return flash_attn_varlen_func(*qkv.unbind(1), *starts, causal=causal)
+    return flash_attn_varlen_func(query, key, value, *starts, causal=causal)
 
 
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     causal: bool = False, window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:  # fmt: skip
+    key, value = kv.unbind(1)
     starts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return flash_attn_varlen_func(q, *kv.unbind(1), *starts, causal=causal, window_size=window_size)
+    return flash_attn_varlen_func(q, key, value, *starts, causal=causal, window_size=window_size)
 
 
 def flash_attn_with_kvcache(

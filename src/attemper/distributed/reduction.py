@@ -1,8 +1,8 @@
 """Training on many ranks: one sample of all that hold the same part of a model.
 
 On a sampled step, after it, each rank joins two collectives: a SUM of the packed sums of all heads, and a MAX of their
-largest logits. No other step has any. ``merged_sample.py`` has the layout. A failure of ours never keeps a rank from
-joining.
+largest logits. No other step has any. ``merged_sample.py`` has the layout. A failure of ours never keeps a rank
+from joining.
 """
 
 from __future__ import annotations

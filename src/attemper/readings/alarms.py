@@ -1,8 +1,7 @@
 """What is alarming in readings: plain limits on plain numbers, each alarm with what it may mean and what to do.
 
 ``ALARMS`` is the one list of them. Limits, advice, pages, tables, trackers and the command line iterate over it: to add
-an alarm is to add a record to it. What each measures is a law of ``alarm_laws.py``; ``judge.py`` applies the laws to
-samples.
+an alarm is to add a record to it. What each measures is a law of ``alarm_laws.py``; ``judge.py`` applies them.
 """
 
 from __future__ import annotations
