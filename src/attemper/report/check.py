@@ -9,7 +9,7 @@ from attemper.report.page import page_of
 from attemper.report.texts import Message, keys_of, message, message_of, page_texts, reason, texts
 from attemper.text import clean, number
 
-_SCRIPTS = ("document", "texts", "colours", "theme", "explanation")
+_SCRIPTS = ("document", "texts", "colour_scale", "theme", "explanation")
 _FIGURES = ("rows", "keys", "weight", "moved")
 _LEVELS = {"kept": "fine", "broken": "critical", "cannot tell": "warning", "not declared": "calm"}
 _FAMILIES = {"first": "said", "then": "said", "others": "window", "sinks": "declared"}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""
 _PICTURED = ("normalized_entropy", "max_logit")
-_SCRIPTS = ("document", "texts", "colours", "sheet", "comparison", "theme")
+_SCRIPTS = ("document", "texts", "colour_scale", "sheet", "comparison", "theme")
 SIDE = 320
 """Width and height of a picture, in its own units."""
 _MARGIN = 34

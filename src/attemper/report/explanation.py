@@ -17,7 +17,7 @@ from attemper.report.page import page_of
 from attemper.report.texts import Message, Names, inner_messages, message, message_of, page_texts, reason
 from attemper.text import clean, cut, number
 
-_SCRIPTS = ("document", "texts", "colours", "theme", "explanation")
+_SCRIPTS = ("document", "texts", "colour_scale", "theme", "explanation")
 MOST_SITES = 1000
 """Sites that the page lists."""
 _FILLS = {"first": "words", "then": "words", "last": "end", "other_window": "window"}

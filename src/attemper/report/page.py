@@ -38,7 +38,7 @@ _SCRIPTS = (
         "texts",
         "numbers",
         "history",
-        "colours",
+        "colour_scale",
         "theme",
         "maps",
         "charts",

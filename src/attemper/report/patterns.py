@@ -28,7 +28,7 @@ _SIZES = (
     *((tokens, 15) for tokens in (48, 32, 16)),
 )
 """Tokens on each side and steps; the first with which a page is small enough is taken."""
-_SCRIPTS = ("document", "texts", "colours", "theme", "sheet", "lines", "grid")
+_SCRIPTS = ("document", "texts", "colour_scale", "theme", "sheet", "lines", "grid")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from attemper.text import number as shown
 MOST_RUNS = 8
 MOST_ALARMS = 100
 """Steps of a run that the page marks, at which warnings began."""
-_SCRIPTS = ("document", "texts", "colours", "charts", "runs", "theme")
+_SCRIPTS = ("document", "texts", "colour_scale", "charts", "runs", "theme")
 _EXTENTS = tuple((many, heads) for heads in (True, False) for many in (MOST_COLUMNS, 150, 75)) + ((30, False),)
 """Columns of a course, and whether single heads are there: a page takes the first that it has room for."""
 _CALM = "calm"

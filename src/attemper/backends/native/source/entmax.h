@@ -14,7 +14,7 @@
 //
 // Above 2 the derivative of the sum is infinite at every key: w0 is bracketed, in float64.
 #pragma once
-#include "support.h"
+#include "candidates.h"
 
 namespace attemper {
 

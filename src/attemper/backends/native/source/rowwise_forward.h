@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "lines.h"
+#include "score_lines.h"
 #include "solve.h"
 
 namespace attemper {
