@@ -111,8 +111,7 @@ def test_of_split_heads_each_process_reads_its_own(results: Results, case: str) 
     found = [*first["found"], *second["found"]]
     assert first["whole"] == second["whole"]
     assert [entropy for _, entropy in found] == [entropy for _, entropy in first["whole"]]
-    if case == "heads split":
-        assert [head for head, _ in found] == [0, 1, 2, 3]
+    assert [head for head, _ in found] == [0, 1, 2, 3]
 
 
 def test_dtensors_that_are_not_split_are_read_whole(results: Results) -> None:

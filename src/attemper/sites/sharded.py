@@ -9,6 +9,9 @@ with split weights has made (transformers' ``tp_plan="auto"``) the placement of 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +22,8 @@ from attemper.sites.observation import AttentionCall, UnsupportedCallError, stat
 
 HEADS = 1
 """The dimension of [B, H, Q, D] that may be split."""
+_first: ContextVar[int | None] = ContextVar("first head of a tap", default=None)
+"""The number of the first head here, while a tap on DTensors shows its observers plain tensors."""
 
 
 def local(module: nn.Module, call: AttentionCall) -> AttentionCall:
@@ -47,6 +52,8 @@ def first_head(module: nn.Module, call: AttentionCall) -> int:
     """
     if sys.modules.get("torch.distributed.tensor") is None:
         return 0
+    if (known := _first.get()) is not None:
+        return known
     if is_dtensor(call.query):
         heads = call.query.shape[HEADS]
         part, parts = part_of(call.query, HEADS)
@@ -62,6 +69,16 @@ def first_head(module: nn.Module, call: AttentionCall) -> int:
             if parts > 1 and whole:
                 return part * heads
     return 0
+
+
+@contextmanager
+def numbered_from(first: int) -> Iterator[None]:
+    """Heads are numbered from ``first`` on, whatever holds them."""
+    before = _first.set(first)
+    try:
+        yield
+    finally:
+        _first.reset(before)
 
 
 def part_of(tensor: Any, dimension: int) -> tuple[int, int]:

@@ -42,7 +42,7 @@ from attemper.sites.observation import (
     present,
     tell,
 )
-from attemper.sites.sharded import is_dtensor, local
+from attemper.sites.sharded import first_head, is_dtensor, local, numbered_from
 
 LIBRARY = torch.library.Library("attemper", "FRAGMENT")
 _ARGUMENTS = f"Tensor(a!) token, str name, int module, {OPERANDS}"
@@ -174,7 +174,10 @@ def remember(model: nn.Module) -> None:
 
 def _run_operator(call: AttentionCall, name: str, module: int) -> None:
     """Runs the operator of a tap: of a site's name, or of the module with this ``id``."""
-    options = call.options
+    options, first = call.options, None
+    # Its observers get the part that is here, which no longer says which heads these are.
+    if is_dtensor(call.query) and not torch.compiler.is_compiling():
+        first = first_head(_site(name, module), call)
     if any(map(is_dtensor, (call.query, call.key, call.mask, options.temperature, options.sink_logits))):
         call = _on_this_process(call, name, module)
     query, device = call.query, str(call.query.device)
@@ -185,7 +188,11 @@ def _run_operator(call: AttentionCall, name: str, module: int) -> None:
     if torch.compiler.is_dynamo_compiling() and not _exports() and tap_buffers.has_graphs(query.device):
         ready = _has_buffer(name, module, device, str(query.dtype), int(query.shape[3]), int(query.shape[1]))
         operator = torch.ops.attemper.tap_into if ready else operator
-    operator(token(device), name, module, *operands_of(call))
+    if first is None:
+        operator(token(device), name, module, *operands_of(call))
+        return
+    with numbered_from(first):
+        operator(token(device), name, module, *operands_of(call))
 
 
 # These run while a graph is traced: what they make is not in the graph's memory.
