@@ -324,7 +324,7 @@ def origin(marks: Array, steps: Array, now: Array, *, above: bool) -> tuple[floa
     middle = np.nanmean(now)
     far = earlier[mean[earlier] <= middle / 2 if above else mean[earlier] >= middle * 2]
     row = far[-1] if len(far) else earlier[0]
-    return float(mean[row]), int(np.nanmax(steps[row]))
+    return float(mean[row]), int(steps[row][known[row]].max())
 
 
 def pad(rows: np.ndarray, more: int) -> np.ndarray:

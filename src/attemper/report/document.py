@@ -167,9 +167,8 @@ def document(
     kinds, named = quantities(reading), by_name(reading.sites)
     shown = tuple(reading.alarms if alarms is None else alarms)
     # Of thousands of alarms each says the place of its basis: there are two.
-    bases = [
-        encode(of) for kind in dict.fromkeys(one.kind for one in shown) if (of := basis(kind, reading.fewest_keys))
-    ]
+    found = [encode(basis(kind, reading.fewest_keys)) for kind in dict.fromkeys(one.kind for one in shown)]
+    bases = [of for place, of in enumerate(found) if of and of not in found[:place]]
     labels = {place: label for tower in drawn for place, label in tower.labels.items()}
     return {
         "texts": page_texts(reason(skipped.reason) for skipped in reading.skipped),

@@ -96,18 +96,22 @@ class Parts:
         """
         self._due = time.monotonic() + PART_SECONDS
         tables = self._fragment.tables()
-        new = tables.rows(
-            "SELECT segment, min(id), max(id) FROM sample WHERE id > (SELECT coalesce(max(last), -1) FROM part) "
-            f"GROUP BY segment, id / {CHUNK} ORDER BY min(id)"
-        )
-        since = tables.rows("SELECT coalesce(max(first), 0) FROM chunk WHERE first <= ?", (new[0][1] if new else 0,))
-        reader = FragmentReader(tables, since=since[0][0])
-        for segment, first, last in new:
-            ((began, rank),) = tables.rows("SELECT began, rank FROM segment WHERE id = ?", (segment,))
-            name = f"fragment-{rank}-{round(began * 1e6):016d}-{first:09d}.parquet"
-            self._target.write(name, part(reader, segment, first, last))
-            self._fragment.note_part(name, first, last)
-        reader.close()
+        try:
+            new = tables.rows(
+                "SELECT segment, min(id), max(id) FROM sample WHERE id > (SELECT coalesce(max(last), -1) FROM part) "
+                f"GROUP BY segment, id / {CHUNK} ORDER BY min(id)"
+            )
+            since = tables.rows(
+                "SELECT coalesce(max(first), 0) FROM chunk WHERE first <= ?", (new[0][1] if new else 0,)
+            )
+            reader = FragmentReader(tables, since=since[0][0])
+            for segment, first, last in new:
+                ((began, rank),) = tables.rows("SELECT began, rank FROM segment WHERE id = ?", (segment,))
+                name = f"fragment-{rank}-{round(began * 1e6):016d}-{first:09d}.parquet"
+                self._target.write(name, part(reader, segment, first, last))
+                self._fragment.note_part(name, first, last)
+        finally:
+            tables.close()
         self._publish_scalars()
 
     def _publish_scalars(self) -> None:
