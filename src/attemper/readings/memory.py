@@ -43,6 +43,8 @@ class Memory:
             setattr(self, name, one)
         if not ((self._kept >= 0) & (self._kept <= FIRST)).all():
             raise ValueError("more first readings than there can be")
+        if not np.isfinite(self._steps[~np.isnan(self._marks)]).all() or np.isinf(self._steps).any():
+            raise ValueError("earlier values without a step")
 
     def grow(self, spacing: Array) -> None:
         """Makes room for more heads. ``spacing`` [H]: the least steps between two earlier values of each."""
@@ -316,7 +318,7 @@ def origin(marks: Array, steps: Array, now: Array, *, above: bool) -> tuple[floa
     """The latest earlier value, and its step, that was at most half of what is now (``above``), or at least twice that;
     else the earliest known. Of several heads their mean. None if there is nothing earlier.
     """
-    known = ~np.isnan(marks) & np.isfinite(steps)
+    known = ~np.isnan(marks)
     mean = np.where(known, marks, 0.0).sum(1) / np.maximum(known.sum(1), 1)
     earlier = np.flatnonzero(known[:-1].any(1))
     if not len(earlier):
@@ -324,7 +326,7 @@ def origin(marks: Array, steps: Array, now: Array, *, above: bool) -> tuple[floa
     middle = np.nanmean(now)
     far = earlier[mean[earlier] <= middle / 2 if above else mean[earlier] >= middle * 2]
     row = far[-1] if len(far) else earlier[0]
-    return float(mean[row]), int(steps[row][known[row]].max())
+    return float(mean[row]), int(np.nanmax(steps[row]))
 
 
 def pad(rows: np.ndarray, more: int) -> np.ndarray:

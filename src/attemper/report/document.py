@@ -13,7 +13,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,9 +166,9 @@ def document(
     """
     kinds, named = quantities(reading), by_name(reading.sites)
     shown = tuple(reading.alarms if alarms is None else alarms)
-    # Of thousands of alarms each says the place of its basis: there are two.
-    found = [encode(basis(kind, reading.fewest_keys)) for kind in dict.fromkeys(one.kind for one in shown)]
-    bases = [of for place, of in enumerate(found) if of and of not in found[:place]]
+    # Of thousands of alarms each says the place of its basis.
+    bases = {kind: of for kind in dict.fromkeys(one.kind for one in shown) if (of := basis(kind, reading.fewest_keys))}
+    place_of = {kind: place for place, kind in enumerate(bases)}
     labels = {place: label for tower in drawn for place, label in tower.labels.items()}
     return {
         "texts": page_texts(reason(skipped.reason) for skipped in reading.skipped),
@@ -179,8 +179,8 @@ def document(
         ],
         "stacks": [_stack(tower) for tower in drawn],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
-        "bases": bases,
-        "alarms": [_alarm(alarm, site_of(alarm, named), bases, reading.fewest_keys) for alarm in shown],
+        "bases": [encode(of) for of in bases.values()],
+        "alarms": [_alarm(alarm, site_of(alarm, named), place_of.get(alarm.kind)) for alarm in shown],
     }
 
 
@@ -237,7 +237,7 @@ def _curve(head: HeadReading, most_keys: int) -> list[Any]:
     return curve
 
 
-def _alarm(alarm: Alarm, place: int | None, bases: Sequence[Any], fewest_keys: int) -> dict[str, Any]:
+def _alarm(alarm: Alarm, place: int | None, basis: int | None) -> dict[str, Any]:
     level = level_of(alarm.severity)
     words, when, more = brief(alarm)
     found = {"site": place, "head": alarm.head, "level": level, "text": encode(words)}
@@ -247,7 +247,7 @@ def _alarm(alarm: Alarm, place: int | None, bases: Sequence[Any], fewest_keys: i
         "ended": alarm.ended,
         "when": encode(when) or None,
         "more": encode(more) or None,
-        "of": bases.index(encode(of)) if (of := basis(alarm.kind, fewest_keys)) else None,
+        "of": basis,
     }
     return found | {name: value for name, value in rest.items() if value is not None}
 
