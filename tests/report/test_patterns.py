@@ -137,6 +137,8 @@ LINES = """
 def test_the_grid_opens_each_head_large_by_keyboard_alone(
     open_page: Open, tmp_path: Path, width: int, locale: str
 ) -> None:
+    from playwright.sync_api import expect
+
     shown = open_page(page(heads(words=WORDS), tmp_path), width=width, locale=locale)
     shown.wait_for_selector(".site-row.painted")
     assert shown.locator(".small-map").count() == 6
@@ -168,7 +170,7 @@ def test_the_grid_opens_each_head_large_by_keyboard_alone(
     shown.keyboard.press("Escape")
     assert not shown.locator("#large").is_visible()
     # The browser says a little later that it has closed.
-    shown.wait_for_function("document.activeElement === document.querySelectorAll('.small-map')[2]")
+    expect(shown.locator(".small-map").nth(2)).to_be_focused()
     shown.click('[data-role="previous_token"]')
     assert [one.is_visible() for one in shown.locator(".small-map").all()] == [False, True, False] * 2
     shown.click("#language")
