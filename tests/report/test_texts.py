@@ -199,6 +199,8 @@ def given_reasons() -> Iterator[str]:
             match node:
                 case ast.Call(ast.Name("UnsupportedCallError"), [_, text, *_]):
                     yield from strings(text)
+                case ast.Call(ast.Attribute(_, "unreadable") | ast.Name("refusing"), [text]):
+                    yield from (f"{said}; {TAP}" for said in strings(text))
                 case ast.Assign([target], value) if re.fullmatch(REASON, ast.unparse(target)):
                     yield from strings(value)
                 case ast.FunctionDef(name) if name in SAYS_REASONS:

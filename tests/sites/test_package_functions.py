@@ -98,6 +98,7 @@ def varlen_attn_out(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 TORCH_VARLEN = torch_varlen.varlen_attn
+vars(varlen_attn_out)["__signature__"] = inspect.signature(torch_varlen.varlen_attn_out)
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, name: str, *things: Any, **named: Any) -> ModuleType:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -20,10 +20,7 @@ from torch import nn
 
 from attemper.sites import package_arguments
 from attemper.sites.observation import AttentionCall, beside, report
-from attemper.sites.package_arguments import NamedArguments
-
-FunctionReader = Callable[..., AttentionCall]
-"""Called with the function, the module that is running, and the arguments of the function."""
+from attemper.sites.package_arguments import NamedArguments, Read, refusing
 
 _COMPILES = "transformers.integrations.flex_attention"
 """Compiles the function that it holds and keeps the result: it must hold no wrapper. The registry reads its calls."""
@@ -60,10 +57,10 @@ def _restore() -> None:
 def _replace() -> None:
     homes = _homes(_modules_now())
     wrappers = {}
-    for home, name, reader in homes:
+    for home, name, read in homes:
         function = getattr(sys.modules.get(home), name, None)
         if callable(function):
-            wrappers[id(function)] = _reporting(function, reader)
+            wrappers[id(function)] = _reporting(function, read)
     for holder, name in _holders(frozenset(wrappers)):
         function = vars(holder).get(name)
         if id(function) in wrappers and holder.__name__ != _COMPILES:
@@ -80,8 +77,8 @@ def _place(holder: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 @lru_cache(maxsize=1)
-def _homes(loaded: tuple[int, str]) -> tuple[tuple[str, str, FunctionReader], ...]:
-    """(module, name, reader) of every function that may be there.
+def _homes(loaded: tuple[int, str]) -> tuple[tuple[str, str, Read], ...]:
+    """(module, name, how its arguments are read) of every function that may be there.
 
     Kernels from the Hub bring flash_attn's interface along under a name of their own. Of a function of the same name
     anywhere else nothing is known. ``loaded``: what ``_loaded`` says of them.
@@ -90,7 +87,7 @@ def _homes(loaded: tuple[int, str]) -> tuple[tuple[str, str, FunctionReader], ..
     found = list(_FUNCTIONS)
     for module in list(sys.modules):
         if module.rpartition(".")[2] == "flash_attn_interface" or module == "flash_attn.cute.interface":
-            found += [(module, name, _by_name(reader)) for name, reader in _FLASH]
+            found += [(module, name, read) for name, read in _FLASH]
     return tuple(found)
 
 
@@ -156,44 +153,33 @@ _holders = _Holders()
 
 
 @lru_cache(maxsize=64)
-def _reporting(function: Callable[..., Any], reader: FunctionReader) -> Callable[..., Any]:
+def _reporting(function: Callable[..., Any], read: Read) -> Callable[..., Any]:
+    def reader(module: nn.Module, *args: Any, **kwargs: Any) -> AttentionCall:
+        return read(NamedArguments(module, function, args, kwargs))
+
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        return beside(function, args, kwargs, lambda _: report(partial(reader, function), args, kwargs))
+        return beside(function, args, kwargs, lambda _: report(reader, args, kwargs))
 
     return wrapper
 
 
-def _by_name(read: Callable[[NamedArguments], AttentionCall]) -> FunctionReader:
-    """A reader of arguments by the names that the function gives them."""
-
-    def reader(function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> AttentionCall:
-        return read(NamedArguments(module, function, args, kwargs))
-
-    return reader
-
-
-def _by_place(read: Callable[..., AttentionCall]) -> FunctionReader:
-    """A reader with the signature of the function itself."""
-
-    def reader(_: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> AttentionCall:
-        return read(module, *args, **kwargs)
-
-    return reader
-
-
-_FUNCTIONS: tuple[tuple[str, str, FunctionReader], ...] = (
-    ("attemper.functional.attention", "attention", _by_place(package_arguments.own_attention)),
-    ("attemper.functional.attention", "varlen_attention", _by_place(package_arguments.own_varlen_attention)),
-    ("torch.nn.attention.flex_attention", "flex_attention", _by_place(package_arguments.flex)),
-    ("torch.nn.attention.varlen", "varlen_attn", _by_place(package_arguments.torch_varlen)),
-    ("torch.nn.attention.varlen", "varlen_attn_out", _by_place(package_arguments.torch_varlen_out)),
-    ("xformers.ops.fmha", "memory_efficient_attention", _by_name(package_arguments.xformers)),
-    ("xformers.ops.fmha", "memory_efficient_attention_forward", _by_name(package_arguments.xformers)),
-    ("xformers.ops.fmha", "memory_efficient_attention_forward_requires_grad", _by_name(package_arguments.xformers)),
-    ("xformers.ops.fmha", "memory_efficient_attention_partial", _by_name(package_arguments.xformers_partial)),
+_FUNCTIONS: tuple[tuple[str, str, Read], ...] = (
+    ("attemper.functional.attention", "attention", package_arguments.own_attention),
+    ("attemper.functional.attention", "varlen_attention", package_arguments.own_varlen_attention),
+    ("torch.nn.attention.flex_attention", "flex_attention", package_arguments.flex),
+    ("torch.nn.attention.varlen", "varlen_attn", package_arguments.torch_varlen),
+    ("torch.nn.attention.varlen", "varlen_attn_out", package_arguments.torch_varlen),
+    ("xformers.ops.fmha", "memory_efficient_attention", package_arguments.xformers),
+    ("xformers.ops.fmha", "memory_efficient_attention_forward", package_arguments.xformers),
+    ("xformers.ops.fmha", "memory_efficient_attention_forward_requires_grad", package_arguments.xformers),
+    (
+        "xformers.ops.fmha",
+        "memory_efficient_attention_partial",
+        refusing("its xformers attention is over a part of the keys"),
+    ),
 )
 _FLASH = (
     ("flash_attn_func", package_arguments.flash),
@@ -202,8 +188,8 @@ _FLASH = (
     ("flash_attn_varlen_func", package_arguments.flash),
     ("flash_attn_varlen_qkvpacked_func", package_arguments.flash),
     ("flash_attn_varlen_kvpacked_func", package_arguments.flash),
-    ("flash_attn_with_kvcache", package_arguments.flash_with_cache),
+    ("flash_attn_with_kvcache", refusing("its flash attention reads and writes an internal cache")),
 )
-_TRANSFORMER_ENGINE = _by_name(package_arguments.transformer_engine)
+_TRANSFORMER_ENGINE = refusing("TransformerEngine chooses layout, mask and kernel inside")
 _MODULES = (("transformer_engine.pytorch", "DotProductAttention"),)
 """Modules whose forward attends in kernels that nothing else shows."""
