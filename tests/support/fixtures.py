@@ -16,7 +16,7 @@ from attemper.backends import contract
 from attemper.call import known_requests
 from attemper.call import request as call_request
 from attemper.lab import run
-from attemper.sites import tap, tap_buffers
+from attemper.sites import tap_buffers
 from tests.support import interpreter, models_seen
 from tests.support.calls import PRESENT
 from tests.support.chromium import browser as browser
@@ -59,14 +59,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         # What a file has loaded and compiled stays. Each watch looks through all that is not frozen.
         gc.collect()
         gc.freeze()
-    if not (tap._listeners or tap_buffers._receivers):
+    if not tap_buffers.has_receivers():
         return
     gc.collect()  # those that somebody dropped without closing them
-    left = len(tap._listeners), len(tap_buffers._receivers)
-    tap._listeners.clear()
+    left = len(tap_buffers._receivers)
     tap_buffers._receivers.clear()
     tap_buffers._up.clear()
-    assert left == (0, 0), "this test left a watch open"
+    assert left == 0, "this test left a watch open"
 
 
 @pytest.fixture(scope="session")

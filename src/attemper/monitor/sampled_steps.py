@@ -126,8 +126,8 @@ class FirstPasses:
 
 
 class SampledSteps:
-    """The part of a watch that counts passes and steps, and records the samples of some; it is what ``sites.tap`` and
-    ``sites.tap_buffers`` know of a watch.
+    """The part of a watch that counts passes and steps, and records the samples of some; it is what
+    ``sites.tap_buffers`` knows of a watch.
     """
 
     _inside: bool

@@ -31,7 +31,7 @@ from attemper.monitor.snapshot import SampleReadings
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import FEWEST_KEYS, Alarm, Reading, SiteReading
 from attemper.results.scan import Scan
-from attemper.sites import tap, tap_buffers
+from attemper.sites import tap_buffers
 from attemper.sites.names import missing_question
 from attemper.store.store import Store
 from attemper.text import count, date_of, first_of
@@ -145,8 +145,7 @@ class Watch(Passes):
         super().__init__(model, options, start, recorder)
         self._recorder.at_end(self._hand_over, self.close)
         self._attach()
-        for taps in (tap, tap_buffers):
-            taps.subscribe(self)
+        tap_buffers.subscribe(self)
         # The first step is sampled, whatever decides on those that follow.
         tap_buffers.raise_flag(self, self._start())
 
@@ -165,7 +164,6 @@ class Watch(Passes):
         for part in (
             partial(self._end_pass, commit=False),
             self._open.close,
-            partial(tap.unsubscribe, self),
             partial(tap_buffers.unsubscribe, self),
             self._record,
             partial(self._look_for_updates, due=True),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
 import torch
@@ -50,35 +50,6 @@ LIBRARY.define(f"tap({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, to
 LIBRARY.define(f"tap_into({_ARGUMENTS}) -> ()", tags=torch.Tag.pt2_compliant_tag)
 _TOKENS: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros(1)}
 """Never written to. An operator that claims to write is not dropped from a graph for having no result."""
-
-
-class Listener(Protocol):
-    """A watch that receives taps outside any observed forward pass (those of a compiled model)."""
-
-    @property
-    def observer(self) -> Observer:
-        """Receives the taps."""
-        ...
-
-    def samples(self, site: nn.Module) -> bool | None:
-        """Whether the taps of this site are sampled now."""
-        ...
-
-
-_listeners: WeakValueDictionary[int, Listener] = WeakValueDictionary()
-"""Weak: a watch that is garbage-collected without ``close()`` receives nothing more."""
-
-
-def subscribe(listener: Listener) -> None:
-    """Reports every tap that ``listener`` samples to its observer, whichever thread or compiled graph calls the tap,
-    until ``unsubscribe`` or until the listener is garbage-collected.
-    """
-    _listeners[id(listener)] = listener
-
-
-def unsubscribe(listener: Listener) -> None:
-    """Ends ``subscribe``."""
-    _listeners.pop(id(listener), None)
 
 
 class NamedSite(nn.Module):
@@ -256,7 +227,7 @@ def _tap(_token: Tensor, *given: Any) -> None:
 def _everyone() -> Iterator[Observer]:
     """All observers that a tap may have: looked for only when something went wrong."""
     yield from present()
-    yield from (listener.observer for listener in tap_buffers.living(_listeners))
+    yield from (receiver.observer for receiver in tap_buffers.receivers())
 
 
 def _run(tapped: _TapArguments) -> None:
@@ -277,11 +248,10 @@ def _run(tapped: _TapArguments) -> None:
             tap_buffers.warm(buffer, tapped.call(), tapped.site())
     # A tap names the call inside which it stands, though that call is reported already.
     here = present() if tapped.name else current()
-    if not _listeners and not here:
+    if not tap_buffers.has_receivers() and not here:
         return
     site = tapped.site()
-    sampling = (listener for listener in tap_buffers.living(_listeners) if listener.samples(site))
-    observers = (*here, *(listener.observer for listener in sampling))
+    observers = (*here, *(receiver.observer for receiver in tap_buffers.receivers() if receiver.samples(site)))
     if not observers:
         return
     call = tapped.call()

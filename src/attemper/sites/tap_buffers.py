@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -23,15 +23,24 @@ from attemper.call.known_requests import KnownRequests
 from attemper.call.operator import sampled_positions
 from attemper.call.request import request_of
 from attemper.errors import BackendError, InputError
-from attemper.sites.observation import AttentionCall
+from attemper.sites.observation import AttentionCall, Observer
 from attemper.sites.sharded import first_head
 
 
 class Receiver(Protocol):
-    """A watch whose taps add to buffers."""
+    """A watch that receives taps outside any observed forward pass (those of a compiled model): calls, or sums."""
 
     rows: int | None
     """Query rows of each sequence to measure."""
+
+    @property
+    def observer(self) -> Observer:
+        """Receives the calls."""
+        ...
+
+    def samples(self, site: nn.Module) -> bool | None:
+        """Whether the taps of this site are sampled now."""
+        ...
 
     @property
     def running(self) -> bool:
@@ -89,7 +98,6 @@ class TapBuffer:
         return self.ran or self.captured
 
 
-Watching = TypeVar("Watching")
 _buffers: dict[tuple[str, int, torch.device, int], TapBuffer] = {}
 _switches: dict[torch.device, tuple[Tensor, Tensor]] = {}
 _nothing: dict[tuple[torch.device, int], Tensor] = {}
@@ -140,20 +148,27 @@ def _switch(device: torch.device) -> tuple[Tensor, Tensor]:
     return flag, torch.full((1,), 0.5, dtype=torch.float64, device=device)
 
 
-def living(watches: WeakValueDictionary[int, Watching]) -> list[Watching]:
+def _living(watches: WeakValueDictionary[int, Receiver]) -> list[Receiver]:
     """The watches that exist now. Other threads may change the dictionary meanwhile, so ``values()`` is no way."""
     return [watch for reference in watches.valuerefs() if (watch := reference()) is not None]
 
 
 def subscribe(receiver: Receiver) -> None:
-    """Delivers the sums of its taps to ``receiver``, until ``unsubscribe`` or until it is garbage-collected."""
+    """Gives ``receiver`` its taps, whichever thread or graph runs them, until ``unsubscribe`` or until it is
+    garbage-collected: to its observer the calls that it samples, and to itself what is summed in buffers.
+    """
     _receivers[id(receiver)] = receiver
 
 
 def unsubscribe(receiver: Receiver) -> None:
     """Ends ``subscribe``; the flag is down afterwards."""
-    lower_flag(receiver)
     _receivers.pop(id(receiver), None)
+    lower_flag(receiver)
+
+
+def receivers() -> list[Receiver]:
+    """The watches that exist now and are not closed."""
+    return _living(_receivers)
 
 
 def has_receivers() -> bool:
@@ -212,7 +227,7 @@ def deliver() -> None:
             return
         sums = _copies(used)
         _empty(used)
-        for receiver in living(_up):
+        for receiver in _living(_up):
             own = [pair for pair in sums if receiver.receives(pair[0])]
             if own:
                 receiver.receive(own)
@@ -304,7 +319,7 @@ def _conflict(buffer: TapBuffer, owners: Owners) -> str | None:
     """Why a buffer cannot serve the models in which its tap runs now: it is another's."""
     if not owners or not buffer.models.isdisjoint(owners.values()):
         return None
-    if buffer.captured or any(receiver.receives(buffer) for receiver in living(_receivers) if buffer.models):
+    if buffer.captured or any(receiver.receives(buffer) for receiver in receivers() if buffer.models):
         return "two models have a tap of this name: give each model different tap names"
     buffer.models.clear()
     return None
@@ -328,7 +343,7 @@ def _trains(site: nn.Module, owners: Owners) -> bool:
 
 def _owners(site: nn.Module) -> Owners:
     """The watches to which a tap that runs now belongs, and their models; those whose model is seen to run, if any."""
-    owners = {receiver: model for receiver in living(_receivers) if (model := receiver.runs(site)) is not None}
+    owners = {receiver: model for receiver in receivers() if (model := receiver.runs(site)) is not None}
     return {receiver: model for receiver, model in owners.items() if receiver.running} or owners
 
 
