@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +119,8 @@ class SeenCall:
     contribution: Contribution | None = None
     reason: str | None = None
     """Why it was not measured."""
+    made: Any = None
+    """What a collector that computes with calls itself made of it."""
 
     @property
     def name(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,8 +90,6 @@ class KeyCollector(Collector):
         super().__init__(model, CallContext(), Scope(ONE_PASS, "reference", replace=False))
         self.declared = declared
         self.found = SeenKeys()
-        self._kept: dict[int, tuple[Any, list[tuple[str, Breach | None]], FinalScores]] = {}
-        """By the identity of a call's ``places``."""
         self._known: dict[Hashable, tuple[dict[str, Tensor], Tensor | None]] = {}
         """Counts, and the mask that they are of, by what tells them: layers share a mask."""
 
@@ -110,14 +107,14 @@ class KeyCollector(Collector):
             judged = [(rule, _breach(rule, against, site, made, one)) for rule, one in found.items()]
         else:
             seen.reason = f"its {counts(query=shape[1], key=shape[2])} {ELSEWHERE}"
-        self._kept[id(seen.places)] = seen.places, judged, _final_scores(site, made)
+        seen.made = judged, _final_scores(site, made)
 
     def commit(self) -> None:
         calls, found = self.take_calls(), self.found
         for seen in calls:
             if seen.reason is not None:
                 found.unread[seen.name] = seen.reason
-            _, judged, scores = self._kept.get(id(seen.places), (None, [], None))
+            judged, scores = seen.made or ([], None)
             for rule, breach in judged:
                 found.judged[rule].append(seen.name)
                 found.breaches[rule] += [] if breach is None else [replace(breach, site=seen.name)]
@@ -126,7 +123,6 @@ class KeyCollector(Collector):
         found.unread |= self.mixers.unread(self.context.forwards, called)
         read = {seen.name for seen in calls if seen.reason is None}
         found.unread |= {skip.name: skip.reason for skip in self.skips(read)}
-        self._kept.clear()
         self._known.clear()
 
     def _counts(self, declared: Declaration, site: str, made: PreparedCall) -> dict[str, Tensor]:

@@ -30,7 +30,6 @@ from attemper.monitor.options import Scope
 from attemper.monitor.token_ids import hash_of_tokens, sequences_of
 from attemper.readings.labels import JOINED
 from attemper.sites.find import all_sites
-from attemper.sites.identity import Places
 from attemper.sites.names import names_of
 from attemper.sites.observation import AttentionCall
 from attemper.sites.padding import CallContext
@@ -126,15 +125,12 @@ class FingerprintCollector(Collector):
         self.first_sequence = 0
         self.hidden = HiddenStates()
         self.found: dict[tuple[str, str], SiteRows] = {}
-        self._kept: dict[int, tuple[Places, CallRows, str, nn.Module]] = {}
-        """By the identity of a call's ``places``; what is kept is no longer than its rows."""
         self._chosen: dict[int, CallRows] = {}
         """By number of tokens."""
         self.outputs: list[ModelOutput | None] = []
 
     def begin(self) -> None:
         super().begin()
-        self._kept.clear()
         self._chosen.clear()
 
     def _see(self, module: nn.Module, call: AttentionCall) -> None:
@@ -162,16 +158,15 @@ class FingerprintCollector(Collector):
         if kind == "self":
             self._chosen[shape[2]] = rows
         within = place if block is None else block.module
-        self._kept[id(seen.places)] = seen.places, rows, torch.get_float32_matmul_precision(), within
+        seen.made = rows, torch.get_float32_matmul_precision(), within
 
     def commit(self) -> None:
         """Keeps the rows of a pass that went through. A tap and the attention beside it are one site."""
         for seen in self.take_calls():
             if seen.reason is not None:
                 self.skipped[seen.name] = seen.reason
-            elif id(seen.places) in self._kept:
-                self._add_rows(seen.name, *self._kept[id(seen.places)][1:])
-        self._kept.clear()
+            elif seen.made is not None:
+                self._add_rows(seen.name, *seen.made)
         if any(call.rows for call in self._chosen.values()):
             self.outputs.append(output_of(self.hidden.output, self._chosen))
         self.hidden.output = None
