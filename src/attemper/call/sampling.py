@@ -1,8 +1,11 @@
-"""Some of the query rows of each sequence: a measured sample of them, and the keys that they see."""
+"""A part of a call: some of the query rows of each sequence, or a sample of them, and the keys that they see; some of
+its sequences.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -58,6 +61,30 @@ def pick(problem: Problem, rows: Tensor) -> Problem:
         rows=None,
         bottom_right=False,
     )
+
+
+_OF_SEQUENCES = ("query", "key", "value", "mask", "multiplier", "first_keys", "span_keys")
+"""Fields with an axis of sequences, the first, which is 1 where they are the same for all."""
+
+
+def of_sequences(problem: Problem, sequences: Sequence[int]) -> Problem:
+    """The problem of some of its sequences, by number."""
+    fields = ((name, getattr(problem, name)) for name in _OF_SEQUENCES)
+    return problem.with_fields(**{name: None if part is None else take(part, sequences) for name, part in fields})
+
+
+def take(tensor: Tensor, sequences: Sequence[int]) -> Tensor:
+    """Some sequences of a tensor whose first axis has all or 1. Nothing is copied of those side by side."""
+    first, last = sequences[0], sequences[-1]
+    if tensor.shape[0] == 1:
+        return tensor
+    return tensor[first : last + 1] if list(sequences) == list(range(first, last + 1)) else tensor[list(sequences)]
+
+
+def on_host(problem: Problem) -> Problem:
+    """The problem on the CPU, for the reference: not every device has float64."""
+    tensors = ((name, part) for name, part in vars(problem).items() if isinstance(part, Tensor))
+    return problem.with_fields(**{name: part.detach().cpu() for name, part in tensors})
 
 
 def gathers(problem: Problem) -> bool:

@@ -18,7 +18,7 @@ from attemper.call.attention import run, scores
 from attemper.call.normalizer import normalization
 from attemper.call.request import Problem, request_of
 from attemper.call.result import AttentionStats
-from attemper.call.sampling import pick, sample
+from attemper.call.sampling import of_sequences, pick, sample
 from attemper.errors import InputError
 from attemper.functional.temperature_of_entropy import covariance
 from attemper.sites.observation import OPERANDS, AttentionCall, call_of, operands_of
@@ -141,7 +141,7 @@ def slope_of(problem: Problem, variance: Tensor) -> Tensor:
         return variance
     if problem.rows is not None:
         problem = pick(problem, problem.rows)
-    parts = [_dense_slope(_sequence(problem, index)) for index in range(problem.query.shape[0])]
+    parts = [_dense_slope(of_sequences(problem, [number])) for number in range(problem.query.shape[0])]
     return torch.cat(parts).to(variance.dtype) if parts else variance
 
 
@@ -150,15 +150,6 @@ def _dense_slope(problem: Problem) -> Tensor:
     if problem.softcap:
         x = x * (1 - torch.tanh(x / problem.softcap).square())
     return covariance(x, s, visible)
-
-
-def _sequence(problem: Problem, index: int) -> Problem:
-
-    def one(tensor: Tensor | None) -> Tensor | None:
-        return tensor if tensor is None or tensor.shape[0] == 1 else tensor[index : index + 1]
-
-    names = ("query", "key", "multiplier", "mask", "first_keys")
-    return replace(problem, **{name: one(getattr(problem, name)) for name in names})
 
 
 _keys = count(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from attemper.backends import reference
 from attemper.backends.contract import Problem
+from attemper.call.sampling import of_sequences, on_host
 from attemper.errors import InputError
 from attemper.sites.padding import CallContext, Tokens
 
@@ -67,36 +67,28 @@ def _softmax(part: Problem, seen: Tensor) -> Tensor:
 
 
 def _part(problem: Problem, sequence: int, heads: slice, rows: slice, keys: slice) -> Problem:
-    query = problem.query[sequence : sequence + 1, heads, rows].detach().cpu()
     group = problem.repeats
     first, last, _ = heads.indices(problem.query.shape[1])
-    groups = slice(first // group, (last - 1) // group + 1)
 
-    def own(tensor: Tensor, *where: slice) -> Tensor:
-        """Of a tensor [batch or 1, heads or 1, ...] what is of this sequence and these heads, rows and keys."""
-        at = (slice(sequence, sequence + 1), heads, *where)
-        return (
-            tensor[tuple(place if size > 1 else ALL for place, size in zip(at, tensor.shape, strict=False))]
-            .detach()
-            .cpu()
-        )
+    def own(tensor: Tensor | None, *where: slice) -> Tensor | None:
+        """What is of these heads, rows and keys, along the axes that are not the same for all."""
+        at = None if tensor is None else zip((ALL, *where), tensor.shape, strict=False)
+        return None if at is None else tensor[tuple(place if size > 1 else ALL for place, size in at)]
 
-    def of_heads(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[heads].detach().cpu()
-
-    return replace(
-        problem,
-        query=query,
-        key=problem.key[sequence : sequence + 1, groups, keys].detach().cpu(),
+    one = of_sequences(problem, [sequence])
+    part = one.with_fields(
+        query=one.query[:, heads, rows],
+        key=one.key[:, first // group : (last - 1) // group + 1, keys],
         value=None,
-        mask=None if problem.mask is None else own(problem.mask, rows, keys),
-        multiplier=own(problem.multiplier, rows),
-        sink=of_heads(problem.sink),
-        per_head=of_heads(problem.per_head),
-        positions=reference.positions(problem)[0][rows].cpu(),
+        mask=own(one.mask, heads, rows, keys),
+        multiplier=own(one.multiplier, heads, rows),
+        sink=None if problem.sink is None else problem.sink[heads],
+        per_head=None if problem.per_head is None else problem.per_head[heads],
+        positions=reference.positions(problem)[0][rows],
         first_keys=None,
         span_keys=None,
     )
+    return on_host(part)
 
 
 def ids_of_call(context: CallContext, kind: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:

@@ -17,12 +17,13 @@ from torch import Tensor
 from attemper.backends.contract import Problem
 from attemper.call.attention import measurement
 from attemper.call.request import Options
+from attemper.call.sampling import of_sequences
 from attemper.documents import read_safetensors
 from attemper.errors import InputError
 from attemper.fingerprints.record import Fingerprint
 from attemper.fingerprints.site import ROWS, SiteFingerprint, chosen_sequences
 from attemper.fingerprints.taking.fingerprint import check_heads
-from attemper.fingerprints.taking.rows import SeenAttention, of_sequences
+from attemper.fingerprints.taking.rows import SeenAttention
 from attemper.fingerprints.taking.scale import fit_output, fit_scores
 from attemper.fingerprints.taking.site import CallRows, SiteRows
 from attemper.monitor.checked_model import versions

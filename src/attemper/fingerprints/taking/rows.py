@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attemper.backends import reference
 from attemper.backends.contract import Problem
-from attemper.call.sampling import pick, unless_hidden
+from attemper.call.sampling import of_sequences, on_host, pick, take, unless_hidden
 from attemper.fingerprints.causes.outputs import mismatch
 from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.site import (
@@ -193,7 +193,7 @@ def rows_of(seen: SeenAttention, plans: Sequence[Plan]) -> Rows:
     """The rows of sequences that choose the same places. S sequences, r rows of each, R = S r."""
     plan, sequences = plans[0], [one.sequence for one in plans]
     index = torch.tensor(plan.index, dtype=torch.int64)
-    picked = of_sequences(pick(seen.problem, index), sequences)
+    picked = on_host(of_sequences(pick(seen.problem, index), sequences))
     products = _products(picked.query, picked.key)
     scores, visible = found = reference.scores(picked, products)
     weights = reference.weights(picked, found)
@@ -234,30 +234,9 @@ def has_products(problem: Problem) -> bool:
     return problem.query.shape[-1] > 1 or bool(problem.query.count_nonzero())
 
 
-def of_sequences(problem: Problem, sequences: Sequence[int]) -> Problem:
-    """The call of some of its sequences, on the CPU, without values."""
-    return replace(
-        problem,
-        query=_choose(problem.query, sequences),
-        key=_choose(problem.key, sequences),
-        value=None,
-        mask=None if problem.mask is None else _choose(problem.mask, sequences),
-        multiplier=_choose(problem.multiplier, sequences),
-        sink=None if problem.sink is None else problem.sink.detach().cpu(),
-        per_head=None if problem.per_head is None else problem.per_head.detach().cpu(),
-        first_keys=None,
-    )
-
-
 def _choose(tensor: Tensor, sequences: Sequence[int], rows: Tensor | None = None) -> Tensor:
     """Some sequences of a tensor whose first axis has all or 1, on the CPU; of its third axis ``rows`` alone."""
-    first, last = sequences[0], sequences[-1]
-    if tensor.shape[0] == 1:
-        part = tensor
-    elif list(sequences) == list(range(first, last + 1)):
-        part = tensor[first : last + 1]  # nothing is copied
-    else:
-        part = tensor[list(sequences)]
+    part = take(tensor, sequences)
     return (part if rows is None else part.index_select(2, rows.to(part.device))).detach().cpu()
 
 
