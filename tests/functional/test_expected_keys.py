@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attemper.backends.contract import UNBOUNDED
-from attemper.call.expected import (
+from attemper.call.visible_keys import (
     Rule,
     documents_of_numbers,
     documents_of_positions,

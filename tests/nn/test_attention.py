@@ -10,7 +10,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import attemper
 from attemper import InputError, nn
-from attemper.call.visible import visible_keys
+from attemper.call.visible_keys import visible_keys
 from attemper.nn.attention import lengths
 
 pytestmark = [pytest.mark.each, pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")]

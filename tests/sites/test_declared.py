@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from attemper.backends.contract import UNBOUNDED
-from attemper.call.expected import Rule, expected_keys
+from attemper.call.visible_keys import Rule, expected_keys
 from attemper.sites.declared import Window, documents_of_call, rule_of_call, rule_of_module, windows_of_config
 from attemper.sites.padding import Tokens
 

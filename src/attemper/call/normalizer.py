@@ -13,7 +13,7 @@ from torch import Tensor
 from attemper.backends.contract import Problem
 from attemper.backends.normalizers import NORMALIZERS
 from attemper.backends.normalizers.simplex import Signature
-from attemper.call.visible import structured_visible_keys
+from attemper.call.visible_keys import structured_visible_keys
 from attemper.checks import did_you_mean, whole_number
 from attemper.errors import InputError
 from attemper.statistics import add_kept, asked_names

@@ -14,9 +14,15 @@ from torch import Tensor, nn
 from attemper.backends.contract import UNBOUNDED
 from attemper.call.attn_mask import is_causal_bias
 from attemper.call.call_sums import CallSums
-from attemper.call.expected import Rule, document_ends, documents_of_starts, expected_ends, expected_keys
 from attemper.call.result import AttentionStats
-from attemper.call.visible import visible_between
+from attemper.call.visible_keys import (
+    Rule,
+    document_ends,
+    documents_of_starts,
+    expected_ends,
+    expected_keys,
+    visible_between,
+)
 from attemper.sites.declared import documents_of_keys, rule_of_call, rule_of_module
 from attemper.sites.observation import AttentionCall
 from attemper.sites.padding import Tokens

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attemper.call.attn_mask import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
 from attemper.call.normalizer import normalization, rowwise_of
 from attemper.call.result import AttentionOutput, AttentionStats
-from attemper.call.visible import visible_keys
+from attemper.call.visible_keys import visible_keys
 from attemper.checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights

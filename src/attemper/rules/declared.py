@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attemper.call.expected import Rule, expected_ends
+from attemper.call.visible_keys import Rule, expected_ends
 from attemper.errors import InputError
 from attemper.readings.labels import layer_of, pattern_of
 from attemper.rules.token_batch import HIDING, TokenBatch

@@ -23,7 +23,7 @@ from attemper.call.attention import run
 from attemper.call.normalizer import rowwise_of
 from attemper.call.request import Options, request_of
 from attemper.call.result import AttentionStats
-from attemper.call.visible import visible_keys
+from attemper.call.visible_keys import visible_keys
 from attemper.errors import InputError
 from attemper.functional.attention import attention
 from attemper.nn.normalizers import Normalizer

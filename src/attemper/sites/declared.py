@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from attemper.call.expected import Rule, documents_of_numbers, documents_of_positions, documents_of_starts
+from attemper.call.visible_keys import Rule, documents_of_numbers, documents_of_positions, documents_of_starts
 from attemper.text import count
 
 if TYPE_CHECKING:

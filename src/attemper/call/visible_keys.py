@@ -1,4 +1,6 @@
-"""What each row should see: from causality, windows, chunks, documents and padding, without an n x n tensor."""
+"""How many keys each row sees, by its masks, and how many it should: from causality, windows, chunks, documents and
+padding, without an n x n tensor.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attemper.backends.contract import UNBOUNDED
+from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.backends.reference import positions
+
+_ROWS = 256
+"""Rows of a block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +66,16 @@ def expected_ends(rule: Rule, queries: int, keys: int, device: torch.device | No
             start = torch.maximum(low, rule.tokens.to(torch.uint8).argmax(1, keepdim=True))
         start = start + (places - start) // rule.chunk * rule.chunk
         low, high = torch.maximum(low, start), torch.minimum(high, start + rule.chunk)
-    if rule.left < UNBOUNDED:
-        low = torch.maximum(low, places - rule.left)
-    right = 0 if rule.causal else rule.right
+    return _window_ends((low, high), places, rule.left, 0 if rule.causal else rule.right, keys)
+
+
+def _window_ends(
+    ends: tuple[Tensor, Tensor], places: Tensor, left: int, right: int, keys: int
+) -> tuple[Tensor, Tensor]:
+    """``ends`` no further from the ``places`` of rows than a window reaches."""
+    low, high = ends
+    if left < UNBOUNDED:
+        low = torch.maximum(low, places - left)
     if right < UNBOUNDED:
         high = torch.minimum(high, places + right + 1)
     low, high = low.clamp(0, keys), high.clamp(0, keys)
@@ -120,3 +133,64 @@ def documents_of_numbers(mask: Tensor) -> Tensor:
     numbers = mask.to(torch.int64)
     begins = (numbers.diff(dim=1) != 0) & (numbers[:, 1:] > 0) & (numbers[:, :-1] > 0)
     return torch.nn.functional.pad(begins.cumsum(1), (1, 0))
+
+
+def visible_keys(query: Tensor, keys: int, mask: Tensor | None, causal: bool, offset: int = 0) -> Tensor:
+    """[B or 1, H or 1, Q] int64, of attention with this mask (bool: True = visible; floating: added) and causality.
+
+    Args:
+        query: [B, H, Q, D].
+        keys: K.
+        mask: broadcastable to [B, H, Q, K], or None.
+        causal: keys up to the query's own place.
+        offset: the place of the first query among the keys.
+    """
+    places = torch.arange(query.shape[2], device=query.device)[None] + offset
+    _, high = _window_ends(document_ends(None, places, keys), places, UNBOUNDED, 0 if causal else UNBOUNDED, keys)
+    return visible_between(mask, keys, None, high if causal or mask is None else None)
+
+
+def structured_visible_keys(problem: Problem) -> Tensor:
+    """``visible_keys`` under windows, either alignment and packed documents."""
+    (places, documents), keys = positions(problem), problem.key.shape[2]
+    low, high = document_ends(None, places[None], keys)
+    if documents is not None and problem.cu_seqlens_k is not None:
+        high = problem.cu_seqlens_k.to(places).diff()[documents[0]][None]
+    elif problem.mask is not None and min(problem.left, problem.right) >= UNBOUNDED:
+        return visible_between(problem.mask, keys, None, None)
+    return visible_between(problem.mask, keys, *_window_ends((low, high), places, problem.left, problem.right, keys))
+
+
+def visible_between(mask: Tensor | None, keys: int, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """[B, H, Q], each dimension full or 1: keys that a mask shows from ``low`` up to before ``high``, [B|1, Q]; None
+    for the first and the last. Without a mask all of them; there is a ``high`` then.
+    """
+    if mask is None:
+        assert high is not None
+        return (high if low is None else high - low)[:, None]
+    mask = mask[(None,) * (4 - mask.dim())]
+    mask = mask.expand(*mask.shape[:3], keys)
+    if high is None:
+        return torch.cat([_visible(part).sum(-1) for part in mask.split(_ROWS, 2)], 2)
+    if mask.shape[2] == 1:
+        counts = torch.nn.functional.pad(_visible(mask)[:, :, 0].cumsum(-1), (1, 0))
+        counts = counts.expand(max(len(counts), len(high)), *counts.shape[1:])
+        ends = (
+            end[:, None].expand(*counts.shape[:2], end.shape[1]) for end in ((high,) if low is None else (high, low))
+        )
+        last, *first = (counts.gather(2, end) for end in ends)
+        return last - first[0] if first else last
+    # Row by row there is no n x n tensor of counts, only blocks of marks.
+    places = torch.arange(keys, device=mask.device)
+    found = []
+    for start in range(0, max(mask.shape[2], 1), _ROWS):
+        rows = slice(start, start + _ROWS)
+        band = places < high[:, None, rows, None]
+        if low is not None:
+            band &= places >= low[:, None, rows, None]
+        found.append((_visible(mask[:, :, rows]) & band).sum(-1))
+    return torch.cat(found, 2)
+
+
+def _visible(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
