@@ -11,8 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import NAMES, Gradients, Problem, Upstream
+from attemper.call.partial_call import Document, documents
 
 _TYPES = {
     "Tensor": "Tensor",
@@ -201,46 +201,6 @@ def _cut(problem: Problem) -> bool:
     """Whether documents are computed one by one: the backend cannot read on the device where they start."""
     assert problem.rows is None or table.by_name(problem.backend).gathers
     return problem.packed and table.by_name(problem.backend).waits
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document of a packed call (or the whole of a plain one), and where it stands."""
-
-    problem: Problem
-    rows: slice
-    keys: slice
-
-
-def documents(problem: Problem) -> list[Document]:
-    """A call cut where its documents start; reads the offsets on the host."""
-    if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
-        return [Document(problem, slice(None), slice(None))]
-    bounds = zip(_spans(problem.cu_seqlens_q), _spans(problem.cu_seqlens_k), strict=True)
-    return [_document(problem, rows, keys, number) for number, (rows, keys) in enumerate(bounds)]
-
-
-def _spans(cu_seqlens: Tensor) -> list[slice]:
-    edges = cu_seqlens.tolist()
-    return [slice(start, stop) for start, stop in pairwise(edges)]
-
-
-def _document(whole: Problem, rows: slice, keys: slice, number: int) -> Document:
-    multiplier, value = whole.multiplier, whole.value
-    problem = replace(
-        whole,
-        query=whole.query[:, :, rows],
-        key=whole.key[:, :, keys],
-        value=None if value is None else value[:, :, keys],
-        multiplier=multiplier[:, :, rows] if multiplier.shape[2] > 1 else multiplier,
-        positions=None if whole.positions is None else whole.positions[rows],
-        first_keys=None if whole.first_keys is None else whole.first_keys[:, keys],
-        span_keys=None if whole.span_keys is None else whole.span_keys[:, keys],
-        cu_seqlens_q=None,
-        cu_seqlens_k=None,
-        seed=None if whole.seed is None else whole.seed + 104_729 * number,
-    )
-    return Document(problem, rows, keys)
 
 
 _precision_lock = threading.Lock()

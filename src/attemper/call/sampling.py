@@ -1,19 +1,14 @@
-"""A part of a call: some of the query rows of each sequence, or a sample of them, and the keys that they see; some of
-its sequences.
-"""
+"""Some of the query rows of each sequence: a measured sample of them, and the keys that they see."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attemper.backends import table
-from attemper.backends.contract import UNBOUNDED, Problem
-from attemper.backends.reference import positions, softmax
+from attemper.backends import reference, table
+from attemper.backends.contract import Problem
 from attemper.call import transforms
 from attemper.call.request import Request
 from attemper.checks import whole_number
@@ -61,30 +56,6 @@ def pick(problem: Problem, rows: Tensor) -> Problem:
         rows=None,
         bottom_right=False,
     )
-
-
-_OF_SEQUENCES = ("query", "key", "value", "mask", "multiplier", "first_keys", "span_keys")
-"""Fields with an axis of sequences, the first, which is 1 where they are the same for all."""
-
-
-def of_sequences(problem: Problem, sequences: Sequence[int]) -> Problem:
-    """The problem of some of its sequences, by number."""
-    fields = ((name, getattr(problem, name)) for name in _OF_SEQUENCES)
-    return problem.with_fields(**{name: None if part is None else take(part, sequences) for name, part in fields})
-
-
-def take(tensor: Tensor, sequences: Sequence[int]) -> Tensor:
-    """Some sequences of a tensor whose first axis has all or 1. Nothing is copied of those side by side."""
-    first, last = sequences[0], sequences[-1]
-    if tensor.shape[0] == 1:
-        return tensor
-    return tensor[first : last + 1] if list(sequences) == list(range(first, last + 1)) else tensor[list(sequences)]
-
-
-def on_host(problem: Problem) -> Problem:
-    """The problem on the CPU, for the reference: not every device has float64."""
-    tensors = ((name, part) for name, part in vars(problem).items() if isinstance(part, Tensor))
-    return problem.with_fields(**{name: part.detach().cpu() for name, part in tensors})
 
 
 def gathers(problem: Problem) -> bool:
@@ -139,8 +110,4 @@ def unless_hidden(mask: Tensor | None, visible: Tensor) -> Tensor:
 def rows_that_see(problem: Problem, rows: Tensor) -> Tensor:
     """[B or 1, H or 1, R, K] bool: the keys that ``rows`` [R] of a call see, from its mask, windows and documents."""
     picked = pick(problem, rows.to(problem.query.device))
-    batch, heads = (1, 1) if picked.mask is None else picked.mask.shape[:2]
-    left, right = (math.inf if side >= UNBOUNDED else side for side in (picked.left, picked.right))
-    shape = (batch, heads, len(rows), problem.key.shape[2])
-    places, documents = positions(picked)
-    return unless_hidden(picked.mask, softmax.visible_keys(shape, picked.mask, left, right, places, documents))
+    return unless_hidden(picked.mask, reference.shared_visible_keys(picked))

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from attemper.backends import reference
-from attemper.backends.blocked.scores import dropout, key_factors
+from attemper.backends.blocked.scores import dropout
 from attemper.backends.blocked.tiles import Tile, key_blocks, row_positions, tiles
-from attemper.backends.contract import DIFFERENTIABLE, UNBOUNDED, Problem
+from attemper.backends.contract import DIFFERENTIABLE, Problem
 from attemper.backends.reference import softmax
-from attemper.backends.reference.state import Rows
 from attemper.call import operator, row_operator
+from attemper.call.partial_call import documents, part_of
 
 
 class _Results(NamedTuple):
@@ -32,7 +32,7 @@ class _Results(NamedTuple):
 
 def results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output, state and key_mass as of the operator; nothing is written in place, so any transform may look on."""
-    parts = [_of_document(part.problem) for part in operator.documents(problem)]
+    parts = [_of_document(part.problem) for part in documents(problem)]
     output, state = torch.cat([part.output for part in parts], 2), torch.cat([part.state for part in parts], 3)
     masses = [part.key_mass for part in parts if part.key_mass is not None]
     return output, state, torch.cat(masses, 2) if masses else state.new_zeros(0)
@@ -89,49 +89,27 @@ def _empty(problem: Problem) -> _Results:
 
 
 def _of_tile(problem: Problem, tile: Tile, kept: Tensor | None) -> _Results:
-    s, visible = _scores(problem, tile)
-    factors = key_factors(problem, tile, 0, problem.key.shape[2])
-    of_heads = {column: u[:, 0] if u.dim() == 5 else u for column, u in factors.items()}  # one for all heads
-    smallest = None
-    if problem.rowwise:
-        w = p = _row_weights(problem, tile, s)
-        smallest = torch.finfo(problem.compute_dtype).tiny
-    else:
-        p = softmax.weights(s, visible)
-        sink = None if problem.sink is None else problem.sink[tile.heads]
-        w = p * softmax.share(s, visible, sink)[..., None]
-    found = Rows(s, visible, p, factors=of_heads, smallest=smallest)
+    part = part_of(problem, tile.batches, tile.heads, tile.rows)
+    part = part.with_fields(positions=row_positions(problem, tile), bottom_right=False)
+    s, visible = reference.scores(part)
+    w = p = _row_weights(part, s) if part.rowwise else softmax.weights(s, visible)
+    if part.sink is not None:
+        w = p * softmax.share(s, visible, part.sink)[..., None]
+    found = reference.rows_of(part, s, visible, p)
     known = found.columns()
-    state = torch.stack([known[column]() for column in problem.columns]).to(problem.compute_dtype)
-    key_mass = found.key_mass().to(problem.compute_dtype) if problem.key_mass else None
-    return _Results(_output(problem, tile, w if kept is None else w * kept), state, key_mass)
+    state = torch.stack([known[column]() for column in part.columns]).to(part.compute_dtype)
+    key_mass = found.key_mass().to(part.compute_dtype) if part.key_mass else None
+    output = part.query.new_zeros((*w.shape[:3], 0))
+    if part.value is not None:
+        output = reference.weigh(w if kept is None else w * kept, part.value, 0.0).to(part.query.dtype)
+    return _Results(output, state, key_mass)
 
 
-def _output(problem: Problem, tile: Tile, w: Tensor) -> Tensor:
-    if problem.value is None:
-        return problem.query.new_zeros((*w.shape[:3], 0))
-    return reference.weigh(w, problem.value[tile.batches, tile.groups], 0.0).to(problem.query.dtype)
-
-
-def _scores(problem: Problem, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Scores [b, h, rows, K] in float64, -inf where hidden, and which keys are visible."""
-    shape = (*tile.shape, problem.key.shape[2])
-    mask = None if problem.mask is None else tile.cut(problem.mask, slice(None))
-    left, right = (float("inf") if side >= UNBOUNDED else side for side in (problem.left, problem.right))
-    visible = softmax.visible_keys(shape, mask, left, right, row_positions(problem, tile), None)
-    bias = None if mask is None or mask.dtype == torch.bool else mask.expand(shape)
-    query, key = problem.query[tile.place], problem.key[tile.batches, tile.groups]
-    multiplier = tile.cut(problem.multiplier)
-    return softmax.scores(query, key, multiplier, bias, visible, problem.softcap or None), visible
-
-
-def _row_weights(problem: Problem, tile: Tile, s: Tensor) -> Tensor:
+def _row_weights(part: Problem, s: Tensor) -> Tensor:
     """The rowwise weights [b, h, rows, K]; their operator has a tangent of its own."""
-    each = None
-    if problem.per_head is not None:
-        each = problem.per_head[tile.heads].double()[None, :, None].expand(s.shape[:-1])
-    if problem.normalizer != "sigmoid":
-        return row_operator.row_weights(s, problem.normalizer, problem.number, each)
+    each = None if part.per_head is None else part.per_head.double()[None, :, None].expand(s.shape[:-1])
+    if part.normalizer != "sigmoid":
+        return row_operator.row_weights(s, part.normalizer, part.number, each)
     assert each is not None
     visible = s != -torch.inf
     weights = torch.sigmoid(torch.where(visible, s, 0.0) + each[..., None])

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from attemper.call.attention import run, scores
 from attemper.call.normalizer import normalization
+from attemper.call.partial_call import part_of
 from attemper.call.request import Problem, request_of
 from attemper.call.result import AttentionStats
-from attemper.call.sampling import of_sequences, pick, sample
+from attemper.call.sampling import pick, sample
 from attemper.errors import InputError
 from attemper.functional.temperature_of_entropy import covariance
 from attemper.sites.observation import OPERANDS, AttentionCall, call_of, operands_of
@@ -141,7 +142,7 @@ def slope_of(problem: Problem, variance: Tensor) -> Tensor:
         return variance
     if problem.rows is not None:
         problem = pick(problem, problem.rows)
-    parts = [_dense_slope(of_sequences(problem, [number])) for number in range(problem.query.shape[0])]
+    parts = [_dense_slope(part_of(problem, slice(index, index + 1))) for index in range(problem.query.shape[0])]
     return torch.cat(parts).to(variance.dtype) if parts else variance
 
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from attemper.backends import reference
 from attemper.backends.contract import Problem
-from attemper.call.sampling import of_sequences, on_host
+from attemper.call.partial_call import ALL, on_host, part_of
 from attemper.errors import InputError
 from attemper.sites.padding import CallContext, Tokens
 
-ALL = slice(None)
 MOST_WEIGHTS = 1 << 22
 """Queries times keys times heads whose weights are computed at once: some times 32 MB."""
 
@@ -38,7 +37,8 @@ def weights(
         rows: all, or of documents one after another the first ones.
         keys: from the first on; the others are taken to be hidden from these rows.
     """
-    part = _part(problem, sequence, heads, rows, keys)
+    read = problem.with_fields(value=None, first_keys=None, span_keys=None, positions=reference.positions(problem)[0])
+    part = on_host(part_of(read, slice(sequence, sequence + 1), heads, rows, keys))
     if part.rowwise or part.sink is not None:
         found = reference.scores(part)
         return reference.weights(part, found)[0], found[1][0]
@@ -64,31 +64,6 @@ def _softmax(part: Problem, seen: Tensor) -> Tensor:
     if each.all():
         return found.softmax(-1)
     return found.masked_fill_(~each, -math.inf).softmax(-1).masked_fill_(~each, 0.0)
-
-
-def _part(problem: Problem, sequence: int, heads: slice, rows: slice, keys: slice) -> Problem:
-    group = problem.repeats
-    first, last, _ = heads.indices(problem.query.shape[1])
-
-    def own(tensor: Tensor | None, *where: slice) -> Tensor | None:
-        """What is of these heads, rows and keys, along the axes that are not the same for all."""
-        at = None if tensor is None else zip((ALL, *where), tensor.shape, strict=False)
-        return None if at is None else tensor[tuple(place if size > 1 else ALL for place, size in at)]
-
-    one = of_sequences(problem, [sequence])
-    part = one.with_fields(
-        query=one.query[:, heads, rows],
-        key=one.key[:, first // group : (last - 1) // group + 1, keys],
-        value=None,
-        mask=own(one.mask, heads, rows, keys),
-        multiplier=own(one.multiplier, heads, rows),
-        sink=None if problem.sink is None else problem.sink[heads],
-        per_head=None if problem.per_head is None else problem.per_head[heads],
-        positions=reference.positions(problem)[0][rows],
-        first_keys=None,
-        span_keys=None,
-    )
-    return on_host(part)
 
 
 def ids_of_call(context: CallContext, kind: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:

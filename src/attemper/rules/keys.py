@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from attemper.backends import reference
 from attemper.backends.contract import Problem
-from attemper.call.sampling import on_host, pick, rows_that_see
+from attemper.call.partial_call import on_host
+from attemper.call.sampling import pick, rows_that_see
 from attemper.monitor.checked_model import attention_type
 from attemper.monitor.collector import Collector, PreparedCall
 from attemper.monitor.options import Scope
@@ -195,7 +196,7 @@ def _forbidden_weight(rule: str, declared: Declaration, site: str, made: Prepare
 
 
 def _weights(problem: Problem, rows: Tensor) -> Tensor:
-    """[B, H, R, K] of some rows, on the CPU."""
+    """[B, H, R, K] of some rows, on the CPU: not every device has float64."""
     return reference.weights(on_host(pick(problem, rows)))
 
 

@@ -39,9 +39,7 @@ def forward(problem: Problem) -> Results:
     output = problem.query.new_empty((*problem.query.shape[:3], 0))
     if problem.value is not None:
         output = weigh(w, problem.value, problem.dropout_p).to(problem.query.dtype)
-    smallest = torch.finfo(problem.compute_dtype).tiny if problem.rowwise else None
-    of_statistics = w if problem.rowwise else softmax.weights(s, visible)
-    rows = Rows(s, visible, of_statistics, factors=_factors(problem), smallest=smallest)
+    rows = rows_of(problem, s, visible, w if problem.rowwise else softmax.weights(s, visible))
     known = rows.columns()
     direct = _DIRECT if Column.MEAN_DEPTH in problem.columns else _DIRECT[:1]
     state = {column: known[column]() for column in (*problem.columns, *direct)}
@@ -69,10 +67,21 @@ def scores(problem: Problem, raw: Tensor | None = None) -> tuple[Tensor, Tensor]
     return softmax.scores(problem.query, problem.key, problem.multiplier, bias, visible, softcap), visible
 
 
+def rows_of(problem: Problem, s: Tensor, visible: Tensor, weights: Tensor) -> Rows:
+    """Rows of scores, and their weights without a sink's share."""
+    smallest = torch.finfo(problem.compute_dtype).tiny if problem.rowwise else None
+    return Rows(s, visible, weights, factors=_factors(problem), smallest=smallest)
+
+
 def visible_keys(problem: Problem) -> Tensor:
     """Which keys each row sees, [B, H, Q, K] bool."""
-    batch, heads, queries, _ = problem.query.shape
-    shape = (batch, heads, queries, problem.key.shape[2])
+    return shared_visible_keys(problem).expand(*problem.query.shape[:3], -1)
+
+
+def shared_visible_keys(problem: Problem) -> Tensor:
+    """The same, [B or 1, H or 1, Q, K]: once for all that the mask does not tell apart."""
+    batch, heads = (1, 1) if problem.mask is None else problem.mask.shape[:2]
+    shape = (batch, heads, problem.query.shape[2], problem.key.shape[2])
     places, documents = positions(problem)
     left, right = (math.inf if side >= UNBOUNDED else side for side in (problem.left, problem.right))
     return softmax.visible_keys(shape, problem.mask, left, right, places, documents)

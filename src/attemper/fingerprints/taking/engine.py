@@ -16,8 +16,8 @@ from torch import Tensor
 
 from attemper.backends.contract import Problem
 from attemper.call.attention import measurement
+from attemper.call.partial_call import part_of
 from attemper.call.request import Options
-from attemper.call.sampling import of_sequences
 from attemper.documents import read_safetensors
 from attemper.errors import InputError
 from attemper.fingerprints.record import Fingerprint
@@ -154,7 +154,7 @@ def _problem(query: Tensor, key: Tensor, tensors: Mapping[str, Tensor], options:
     value, output = tensors.get("v"), tensors.get("out")
     if options.scale is None and value is not None and output is not None and output.dtype in WIDE:
         # Roundings of a low precision would be read as a scale.
-        times = fit_output(of_sequences(problem, [0]), value[0], output[0])
+        times = fit_output(part_of(problem, slice(1)), value[0], output[0])
         problem = problem if times is None else replace(problem, multiplier=problem.multiplier * times)
     return problem
 

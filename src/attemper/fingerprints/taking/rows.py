@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attemper.backends import reference
 from attemper.backends.contract import Problem
-from attemper.call.sampling import of_sequences, on_host, pick, take, unless_hidden
+from attemper.call.partial_call import on_host, part_of, side_by_side
+from attemper.call.sampling import pick, unless_hidden
 from attemper.fingerprints.causes.outputs import mismatch
 from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.site import (
@@ -193,7 +194,7 @@ def rows_of(seen: SeenAttention, plans: Sequence[Plan]) -> Rows:
     """The rows of sequences that choose the same places. S sequences, r rows of each, R = S r."""
     plan, sequences = plans[0], [one.sequence for one in plans]
     index = torch.tensor(plan.index, dtype=torch.int64)
-    picked = on_host(of_sequences(pick(seen.problem, index), sequences))
+    picked = on_host(part_of(pick(seen.problem, index), side_by_side(sequences)))
     products = _products(picked.query, picked.key)
     scores, visible = found = reference.scores(picked, products)
     weights = reference.weights(picked, found)
@@ -236,7 +237,7 @@ def has_products(problem: Problem) -> bool:
 
 def _choose(tensor: Tensor, sequences: Sequence[int], rows: Tensor | None = None) -> Tensor:
     """Some sequences of a tensor whose first axis has all or 1, on the CPU; of its third axis ``rows`` alone."""
-    part = take(tensor, sequences)
+    part = tensor if tensor.shape[0] == 1 else tensor[side_by_side(sequences)]
     return (part if rows is None else part.index_select(2, rows.to(part.device))).detach().cpu()
 
 
