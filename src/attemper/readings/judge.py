@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from sys import byteorder
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,10 +45,8 @@ FIRST, WORST, LATEST = range(3)
 """Samples of which that is kept."""
 
 
-class OriginOf(Protocol):
-    """``Memory.origin``, or that of a stretch at a sample."""
-
-    def __call__(self, heads: slice, *, above: bool) -> tuple[float, int] | None: ...
+OriginOf = Callable[[slice, str], tuple[float, int] | None]
+"""``Memory.origin``, or that of a stretch at a sample."""
 
 
 class PastAlarm(NamedTuple):
@@ -387,7 +385,7 @@ class Judge:
         if kind.law in ("dead", "nonfinite"):
             return None
         heads = self._columns.heads(column) if kind.whole else slice(column, column + 1)
-        origin = origin_of(heads, above=kind.side == "above")
+        origin = origin_of(heads, kind.side)
         was_so = kind.law == "level" and origin is not None and kind.rings(origin[0], self._bounds[kind.name][column])
         return None if was_so else origin
 

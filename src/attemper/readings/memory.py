@@ -83,39 +83,9 @@ class Memory:
     def window(self) -> Window:
         return Window(self._recent, self._steps, self._marks, self._baseline, self._centre, self._spread)
 
-    def origin(self, heads: slice, *, above: bool) -> tuple[float, int] | None:
+    def origin(self, heads: slice, side: str) -> tuple[float, int] | None:
         """As the function ``origin``, of these heads."""
-        return origin(self._marks[:, heads], self._steps[:, heads], self._recent[-1, heads], above=above)
-
-    def follow(self, steps: Array, values: Array) -> Stretch:
-        """The readings [samples, H] of a stretch of samples whose steps ascend for each head, all written and all but
-        the last of them committed. ``keep`` takes them into the memory.
-        """
-        return Stretch(self._recent, self._marks, self._steps, self._spacing, self._baseline, steps, values)
-
-    def first_full(self, stretch: Stretch, healthy: np.ndarray) -> int:
-        """After so many samples of a stretch a baseline changes; more than there are if none does."""
-        heads = np.flatnonzero(self._kept < FIRST) if len(self._first) else np.empty(0, np.int64)
-        kept = self._kept[heads] + (stretch.present & healthy)[:, heads].cumsum(0)
-        full = np.flatnonzero((kept >= FIRST).any(1))
-        return int(full[0]) + 1 if len(full) else len(healthy)
-
-    def settle(self, stretch: Stretch, healthy: np.ndarray) -> None:
-        """Finds what is normal for each head in a stretch. ``healthy`` [samples, H]."""
-        stretch.settle(self._centre, self._spread, self._calm, healthy if self._settles else None)
-
-    def keep(self, stretch: Stretch, healthy: np.ndarray, step: int) -> None:
-        """Takes a stretch in, after ``settle``; its last sample, of this step, is provisional."""
-        if len(self._first):
-            fit = (stretch.present & healthy)[:-1] & (self._kept < FIRST)
-            for row in np.flatnonzero(fit.any(1)).tolist():
-                self._keep_first(fit[row], stretch.values[row])
-            self._baseline = np.where(stretch.before[-1] > 0, stretch.later_baseline, self._baseline)
-        self._centre, self._spread, self._calm = stretch.settled
-        self._recent = stretch.recent
-        if len(self._marks):
-            self._marks, self._steps = stretch.marks(len(stretch.values) - 1, np.arange(len(healthy[0])))
-            self._step = step
+        return origin(self._marks[:, heads], self._steps[:, heads], self._recent[-1, heads], side)
 
     def _keep_first(self, fit: np.ndarray, readings: Array) -> None:
         columns = np.flatnonzero(fit & (self._kept < FIRST))
@@ -135,41 +105,41 @@ class Memory:
 
 
 class Stretch:
-    """Readings of a stretch of samples: rows are samples, or readings, which stand without gaps for each head.
+    """Readings of a stretch of samples behind those of a memory: rows are samples, or readings, which stand without
+    gaps for each head. All are written, and all but the last committed, once the stretch is kept.
 
     Reading j of a head has the ``depth`` - 1 before it in the rows from j on of ``_values``, and the ``MARKS`` earlier
     values before it in the rows from ``_marked[j]`` on of ``_marks``.
     """
 
-    def __init__(self, recent: Array, marks: Array, marked: Array, spacing: Array, baseline: Array, steps: Array,
-                 values: Array) -> None:  # fmt: skip
+    def __init__(self, memory: Memory, steps: Array, values: Array) -> None:
         """
         Args:
-            recent, marks, marked, spacing, baseline: of the memory before the stretch; the last rows are of no account.
+            memory: whose last reading is committed.
             steps: [samples] ascending for each head.
             values: [samples, H], NaN where there is no reading.
         """
-        self.values, self._steps = values, steps
+        self._memory, self.values, self._steps = memory, values, steps
         self.present = ~np.isnan(values)
         self._whole = bool(self.present.all())
         rows = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
         self.before = rows if self._whole else self.present.cumsum(0) - self.present
         """[samples, H] how many readings of the stretch a head has before each sample."""
-        self._depth = len(recent)
+        self._depth, baseline = len(memory._recent), memory._baseline
         readings = self.readings_of(values, np.nan)
-        self._values = np.concatenate([recent[:-1], readings])
+        self._values = np.concatenate([memory._recent[:-1], readings])
         self._recent = np.moveaxis(sliding_window_view(self._values, self._depth, 0), -1, 0)
         self.shape = readings.shape
-        self.later_baseline = np.where(np.isnan(baseline), readings[0], baseline)
+        self._later_baseline = np.where(np.isnan(baseline), readings[0], baseline)
         """[H] after the first reading."""
-        self._baseline = np.broadcast_to(self.later_baseline, self.shape)
+        self._baseline = np.broadcast_to(self._later_baseline, self.shape)
         if np.isnan(baseline).any():
             self._baseline = np.concatenate([baseline[None], self._baseline[1:]])
         self._centre = self._spread = np.broadcast_to(np.nan, self.shape)
         self._marks = self._marked_steps = np.empty((0, 0))
         self._due = np.zeros(self.shape, bool)
-        if len(marks):
-            self._mark(marks, marked, spacing)
+        if len(memory._marks):
+            self._mark(memory._marks, memory._steps, memory._spacing)
 
     def _mark(self, marks: Array, steps: Array, spacing: Array) -> None:
         """Finds the readings that become earlier values."""
@@ -199,16 +169,19 @@ class Stretch:
         order = {key: kind for kind, key in enumerate(firsts)}
         return found, np.array([order[key] for key in keys], np.int64)
 
-    def settle(self, centre: Array, spread: Array, calm: np.ndarray, healthy: np.ndarray | None) -> None:
-        """Finds the settled stretch of each head, from which drift is measured.
+    def first_full(self, healthy: np.ndarray) -> int:
+        """After so many samples a baseline changes; more than there are if none does. ``healthy`` [samples, H]."""
+        memory = self._memory
+        heads = np.flatnonzero(memory._kept < FIRST) if len(memory._first) else np.empty(0, np.int64)
+        kept = memory._kept[heads] + (self.present & healthy)[:, heads].cumsum(0)
+        full = np.flatnonzero((kept >= FIRST).any(1))
+        return int(full[0]) + 1 if len(full) else len(healthy)
 
-        Args:
-            centre, spread, calm: of the memory before.
-            healthy: [samples, H]; None for a quantity from which no drift is measured.
-        """
+    def settle(self, healthy: np.ndarray) -> None:
+        """Finds the settled stretch of each head, from which drift is measured. ``healthy`` [samples, H]."""
+        centre, spread, calm = self._settled = self._memory._centre, self._memory._spread, self._memory._calm
         self._centre, self._spread = (np.broadcast_to(one, self.shape) for one in (centre, spread))
-        self.settled = centre, spread, calm
-        if healthy is None:
+        if not self._memory._settles:
             return
         fit = self.readings_of(healthy, True)
         marked = self._marked[1:]
@@ -229,7 +202,23 @@ class Stretch:
                 centre[column], spread[column] = found[0][at], found[1][at]
                 self._centre[row[at] + 1 :, column], self._spread[row[at] + 1 :, column] = found[0][at], found[1][at]
         last = np.take_along_axis(stretch, np.maximum(committed - 1, 0)[None], 0)[0] % MARKS
-        self.settled = centre, spread, np.where(committed > 0, last, calm)
+        self._settled = centre, spread, np.where(committed > 0, last, calm)
+
+    def keep(self, healthy: np.ndarray) -> None:
+        """Takes the stretch into the memory, after ``settle``; its last sample is provisional."""
+        memory, last = self._memory, len(self.values) - 1
+        if len(memory._first):
+            fit = (self.present & healthy)[:-1] & (memory._kept < FIRST)
+            for row in np.flatnonzero(fit.any(1)).tolist():
+                memory._keep_first(fit[row], self.values[row])
+            memory._baseline = np.where(self.before[-1] > 0, self._later_baseline, memory._baseline)
+        memory._centre, memory._spread, memory._calm = self._settled
+        heads = np.arange(self.shape[1])
+        kept = self._values[self.before[-1] + np.arange(self._depth - 1)[:, None], heads]
+        memory._recent = np.concatenate([kept, self.values[-1:]])
+        if len(memory._marks):
+            memory._marks, memory._steps = self._marks_at(last, heads)
+            memory._step = int(self._steps[-1])
 
     # --- between samples and readings ---
 
@@ -278,12 +267,12 @@ class Stretch:
             row, head = rows[start : start + PAIRS], heads[start : start + PAIRS]
             at = self.before[row, head], head
             recent = self._values[at[0] + np.arange(self._depth)[:, None], head]
-            marks, steps = self.marks(row, head)
+            marks, steps = self._marks_at(row, head)
             normal = self._baseline[at], self._centre[at], self._spread[at]
             found[row, head] = law.measure(Window(recent, steps, marks, *normal))
         return found
 
-    def marks(self, row: np.ndarray | int, head: np.ndarray) -> tuple[Array, Array]:
+    def _marks_at(self, row: np.ndarray | int, head: np.ndarray) -> tuple[Array, Array]:
         """[MARKS + 1, ...] earlier values of heads at a sample, and their steps."""
         if not len(self._marks):
             return self._marks, self._marks
@@ -293,19 +282,10 @@ class Stretch:
         step = np.where(here, self._steps[row], np.nan)
         return np.concatenate([self._marks[place], now[None]]), np.concatenate([self._marked_steps[place], step[None]])
 
-    def origin(self, row: int, heads: slice, *, above: bool) -> tuple[float, int] | None:
+    def origin(self, row: int, heads: slice, side: str) -> tuple[float, int] | None:
         """As ``Memory.origin``, at a sample."""
-        if not len(self._marks):
-            return None
-        marks, steps = self.marks(row, np.arange(heads.start, heads.stop))
-        return origin(marks, steps, self.values[row, heads], above=above)
-
-    @property
-    def recent(self) -> Array:
-        """[depth, H] the latest readings after the stretch."""
-        heads = np.arange(self.shape[1])
-        kept = self._values[self.before[-1] + np.arange(self._depth - 1)[:, None], heads]
-        return np.concatenate([kept, self.values[-1:]])
+        marks, steps = self._marks_at(row, np.arange(heads.start, heads.stop))
+        return origin(marks, steps, self.values[row, heads], side)
 
 
 def mark(recent: Array) -> Array:
@@ -314,9 +294,9 @@ def mark(recent: Array) -> Array:
     return np.where(np.isnan(middle), recent[-1], middle)
 
 
-def origin(marks: Array, steps: Array, now: Array, *, above: bool) -> tuple[float, int] | None:
-    """The latest earlier value, and its step, that was at most half of what is now (``above``), or at least twice that;
-    else the earliest known. Of several heads their mean. None if there is nothing earlier.
+def origin(marks: Array, steps: Array, now: Array, side: str) -> tuple[float, int] | None:
+    """The latest earlier value, and its step, that was at most half of what is now ("above"), or at least twice that
+    ("below"); else the earliest known. Of several heads their mean. None if there is nothing earlier.
     """
     known = ~np.isnan(marks)
     mean = np.where(known, marks, 0.0).sum(1) / np.maximum(known.sum(1), 1)
@@ -324,7 +304,7 @@ def origin(marks: Array, steps: Array, now: Array, *, above: bool) -> tuple[floa
     if not len(earlier):
         return None
     middle = np.nanmean(now)
-    far = earlier[mean[earlier] <= middle / 2 if above else mean[earlier] >= middle * 2]
+    far = earlier[mean[earlier] <= middle / 2 if side == "above" else mean[earlier] >= middle * 2]
     row = far[-1] if len(far) else earlier[0]
     return float(mean[row]), int(np.nanmax(steps[row]))
 

@@ -107,14 +107,11 @@ class RunJudge(Judge):
         done = None
         for kind in IN_ORDER:
             if done is None and "centre" in LAWS[kind.law].looks_at:
-                done = min(
-                    memory.first_full(block.stretches[name], healthy & trained)
-                    for name, memory in self._memories.items()
-                )
+                done = min(stretch.first_full(healthy & trained) for stretch in block.stretches.values())
                 if done < len(healthy):
                     return self._judge_together(_cut(samples, 0, done))
-                for name, memory in self._memories.items():
-                    memory.settle(block.stretches[name], healthy & trained)
+                for stretch in block.stretches.values():
+                    stretch.settle(healthy & trained)
             whole = followed.get(kind.part_of)
             held_back = block.replaced | (self._whole(whole.on) if whole is not None else False)
             held_back = held_back | (block.near > 0)[:, None] if kind.trained else held_back
@@ -122,8 +119,8 @@ class RunJudge(Judge):
             if found is not None and kind.is_ill:
                 healthy &= ~((self._whole(found.on) if kind.whole else found.on) & found.awake)
         self._conclude(block, followed, healthy)
-        for name, memory in self._memories.items():
-            memory.keep(block.stretches[name], healthy & trained, int(block.steps[-1]))
+        for stretch in block.stretches.values():
+            stretch.keep(healthy & trained)
         return len(healthy)
 
     def _block(self, samples: Sequence[Samples]) -> Block:
@@ -136,7 +133,7 @@ class RunJudge(Judge):
             near = ((entropies > self._bounds[UNIFORM.name]) & training).sum(1)
             near[2 * near <= (~np.isnan(entropies) & training).sum(1)] = 0
             near *= np.logical_and.accumulate(near > 0)
-        stretches = {name: memory.follow(steps, found[name]) for name, memory in self._memories.items()}
+        stretches = {name: Stretch(memory, steps, found[name]) for name, memory in self._memories.items()}
         return Block(steps, found, replaced, near, stretches)
 
     def _follow_all(self, kind: AlarmKind, block: Block, held_back: np.ndarray) -> Episodes | None:
