@@ -16,8 +16,8 @@ import pytest
 
 from attemper.readings import judge, run_judge
 from attemper.readings.alarm_laws import VERSION
-from attemper.readings.head_columns import Columns
 from attemper.readings.judge import Judge
+from attemper.readings.memory import Columns
 from attemper.readings.run_judge import RunJudge
 from attemper.readings.sample import Sample, Samples, SiteLabel
 from tests.support.runs import collapsing, in_turns, restless, with_gaps

@@ -30,7 +30,7 @@ from attemper.distributed.merged_sample import MergedSample, Slots, identity
 from attemper.errors import InputError
 from attemper.monitor.checked_model import device_of, hash_of
 from attemper.monitor.snapshot import Snapshot
-from attemper.readings.calls import Modules, joint_label, reasons, uneven
+from attemper.readings.labels import Modules, joint_label, reasons, uneven
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.text import call_of, clean_name, first_of
 

@@ -19,8 +19,7 @@ from attemper.call.attention import run
 from attemper.call.call_sums import CallSums, accumulate, accumulates
 from attemper.call.request import Options, Request
 from attemper.call.result import AttentionStats
-from attemper.readings.calls import Modules
-from attemper.readings.labels import JOINED, layer_of, pattern_of
+from attemper.readings.labels import JOINED, Modules, layer_of, pattern_of
 from attemper.readings.sample import SiteKey
 from attemper.sites.identity import Places, Sketch, partners
 from attemper.sites.observation import AttentionCall

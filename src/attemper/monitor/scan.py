@@ -21,7 +21,7 @@ from attemper.monitor.kept_rows import KeepRows, RowKeeper
 from attemper.monitor.options import Scope
 from attemper.monitor.token_ids import TextDigest
 from attemper.readings.alarms import LIMITS
-from attemper.readings.calls import reasons
+from attemper.readings.labels import reasons
 from attemper.readings.limits import AlarmLimits, check_fewest_keys
 from attemper.readings.part import (
     ELSEWHERE,

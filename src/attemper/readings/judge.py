@@ -14,10 +14,9 @@ import numpy as np
 
 from attemper.readings.alarm_laws import LAWS, MARKS, SPAN, VERSION, Array
 from attemper.readings.alarms import KINDS, MEAN_OF, OF_HEADS, SEVERITIES, TEXTS, AlarmKind, rings_above, urgency
-from attemper.readings.head_columns import Columns
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.loss_judge import MOST_ENDED, LossJudge
-from attemper.readings.memory import Memory, pad
+from attemper.readings.memory import Columns, Memory, pad
 from attemper.readings.reading import FEWEST_KEYS, Alarm, number
 from attemper.readings.sample import RANK_DIFFERENCE, Sample
 from attemper.text import count
@@ -250,7 +249,7 @@ class Judge:
             found[name] = self._of_sites(found[name.removeprefix(MEAN_OF)], np.add.reduceat, 1) / heads
 
     def _judge(self, step: int, found: Mapping[str, Array]) -> State:
-        near = self._near_uniform(found[UNIFORM.quantity]) if self._before.untrained and len(self._columns) else 0
+        near = int(self._near_uniform(found[UNIFORM.quantity])) if self._before.untrained else 0
         kinds: dict[str, KindState] = {}
         ended: list[PastAlarm] = []
         changed: list[tuple[Any, ...]] = []
@@ -274,10 +273,11 @@ class Judge:
         alarms = tuple(self._alarm(clips, *one) for one in changed)
         return State(step, kinds, healthy, near > 0, near, tuple(ended), alarms)
 
-    def _near_uniform(self, entropies: Array) -> int:
-        """How many heads in training mode are near uniform; 0 if not more than half of those that are judged."""
-        near = int(((entropies > self._bounds[UNIFORM.name]) & self._columns.in_training).sum())
-        return near if 2 * near > int((~np.isnan(entropies) & self._columns.in_training).sum()) else 0
+    def _near_uniform(self, entropies: Array) -> np.ndarray:
+        """[...] how many heads in training mode are near uniform; 0 if not more than half of those that are judged."""
+        training = self._columns.in_training
+        near = ((entropies > self._bounds[UNIFORM.name]) & training).sum(-1)
+        return np.where(2 * near > (~np.isnan(entropies) & training).sum(-1), near, 0)
 
     def _follow(
         self, kind: AlarmKind, old: KindState, held_back: np.ndarray, found: Mapping[str, Array], step: int

@@ -14,8 +14,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 from attemper.errors import InputError
-from attemper.readings.calls import Modules, joint_label, reasons, uneven
-from attemper.readings.labels import runs
+from attemper.readings.labels import Modules, joint_label, reasons, runs, uneven
 from attemper.readings.limits import AlarmLimits, alarms
 from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import SiteKey, SiteLabel

@@ -129,9 +129,7 @@ class RunJudge(Judge):
         steps = np.array([step for block in samples for step in block.steps], float)
         near = np.zeros(len(steps), np.int64)
         if self._before.untrained:
-            training, entropies = self._columns.in_training, found[UNIFORM.quantity]
-            near = ((entropies > self._bounds[UNIFORM.name]) & training).sum(1)
-            near[2 * near <= (~np.isnan(entropies) & training).sum(1)] = 0
+            near = self._near_uniform(found[UNIFORM.quantity])
             near *= np.logical_and.accumulate(near > 0)
         stretches = {name: Stretch(memory, steps, found[name]) for name, memory in self._memories.items()}
         return Block(steps, found, replaced, near, stretches)

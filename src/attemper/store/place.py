@@ -21,8 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from attemper.errors import InputError
-from attemper.readings.calls import apart
-from attemper.readings.labels import JOINED
+from attemper.readings.labels import JOINED, apart
 from attemper.readings.sample import SiteLabel
 from attemper.store.fragment import Fragment
 from attemper.store.parts import OURS, Parts, Target, open_target
