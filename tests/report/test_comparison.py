@@ -30,13 +30,9 @@ def sharpened() -> Comparison:
     return compare(before, changed(after, 3, first_token_mass=None), names=("a <b>", "c & d"))
 
 
-def page_of(comparison: Comparison) -> str:
-    return comparison_page(comparison.to_dict())
-
-
 def test_every_number_is_on_the_page_with_all_its_digits():
     comparison = sharpened()
-    html = page_of(comparison)
+    html = comparison_page(comparison)
     rows = re.findall(r"<tr><td.*?</tr>", html, re.DOTALL)
     assert len(rows) == len(comparison.heads) == 8
     for row, head in zip(rows, comparison.heads, strict=True):
@@ -50,17 +46,17 @@ def test_every_number_is_on_the_page_with_all_its_digits():
     assert 'value="0.30000000000000004"' in html
 
 
-def moved(*places: tuple[int, int], layers: int = 3) -> dict[str, Any]:
+def moved(*places: tuple[int, int], layers: int = 3, known: bool = True, **fields: Any) -> Comparison:
     """A comparison of two scans of one text, of whose heads those at (layer, head) differ beyond the floor."""
     sites = [readings.site(f"layers.{layer}.attn") for layer in range(layers)]
     after = [
         replace(one, heads=tuple(replace(h, max_logit=99.0) if (at, h.head) in places else h for h in one.heads))
         for at, one in enumerate(sites)
     ]
-    document = compare(readings.reading(*sites), readings.reading(*after)).to_dict()
-    for head in document["heads"]:
-        head["max_logit"]["floor"] = 0.5
-    return document | {"judged": len(document["heads"]), "beyond": len(places), "texts": "same"}
+    found = compare(readings.reading(*sites), readings.reading(*after))
+    floors = {"max_logit": 0.5} if known else {}
+    heads = tuple(replace(head, floors=floors) for head in found.heads)
+    return replace(found, **{"heads": heads, "texts": "same", **fields})
 
 
 def test_the_first_head_that_differs_is_named_and_later_ones_may_follow_from_it():
@@ -78,8 +74,7 @@ def test_the_first_head_that_differs_is_named_and_later_ones_may_follow_from_it(
 def test_a_page_with_heads_beyond_rounding_says_how_to_find_the_cause():
     advice = "call attemper.explain(a, b)"
     assert advice in shown_text(comparison_page(moved((1, 2))))
-    for document in (moved(), moved((1, 2)) | {"texts": "other"}):
-        given = document | {"tokens": {"before": 1, "after": 2}}
+    for given in (moved(), moved((1, 2), texts="other", tokens=(1, 2))):
         assert advice not in shown_text(comparison_page(given))
 
 
@@ -88,11 +83,11 @@ def test_a_page_with_heads_beyond_rounding_says_how_to_find_the_cause():
     [
         (moved((1, 2)), "Look at this"),
         (moved(), "Fine"),
-        (moved((1, 2)) | {"judged": 0, "beyond": 0}, "Worth knowing"),
-        (moved() | {"only_after": ["layers.3.attn"]}, "Worth knowing"),
+        (moved((1, 2), known=False), "Worth knowing"),
+        (moved(only_after=("layers.3.attn",)), "Worth knowing"),
     ],
 )
-def test_the_verdict_has_the_level_of_what_the_summary_counts(change: dict[str, Any], said: str):
+def test_the_verdict_has_the_level_of_what_the_summary_counts(change: Comparison, said: str):
     assert f"Verdict: {said}" in shown_text(comparison_page(change))
 
 
@@ -110,20 +105,20 @@ def test_what_others_follow_from_is_said_only_as_far_as_the_numbers_go():
     everything = [(layer, head) for layer in range(3) for head in range(4)]
     alone, others = moved((1, 2), (1, 3)), moved((1, 2), (2, 0))
     two = compare(readings.encoder_decoder(), changed(readings.encoder_decoder(), 0, max_logit=1e3))
-    for document in (alone, moved(*everything), others | {"texts": "other"}, two.to_dict()):
-        assert "may follow" not in say(summary(document, "max_logit"))
+    for given in (alone, moved(*everything), replace(others, texts="other"), two):
+        assert "may follow" not in say(summary(given, "max_logit"))
 
 
 def test_of_very_many_heads_those_that_changed_most_are_listed_and_the_rest_counted():
     many = readings.reading(*(readings.site(f"layers.{place}.attn", 64) for place in range(20)))
-    html = page_of(compare(many, changed(many, 5, normalized_entropy=0.0)))
+    html = comparison_page(compare(many, changed(many, 5, normalized_entropy=0.0)))
     assert html.count("<tr><td") == MOST_ROWS
     assert f"The {MOST_ROWS:,} heads that changed most of 1,280" in shown_text(html)
 
 
 def test_sites_of_one_side_only_are_listed():
     one = readings.reading(readings.site("layers.0.attn"), readings.site("layers.1.attn"))
-    html = page_of(compare(one, replace(one, sites=one.sites[:1])))
+    html = comparison_page(compare(one, replace(one, sites=one.sites[:1])))
     assert re.search(r"Only before</h2>.*layers\.1\.attn", html, re.DOTALL)
     assert "Only after" not in shown_text(html)
 

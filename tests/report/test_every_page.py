@@ -45,7 +45,7 @@ PAGES: dict[str, Made] = {
     "scan": lambda runs, folder: report.page(readings.minilm()),
     "broken": lambda runs, folder: report.page(readings.encoder_decoder()),
     "run": lambda runs, folder: run_page(runs[0]),
-    "comparison": lambda runs, folder: comparison_page(test_comparison.sharpened().to_dict()),
+    "comparison": lambda runs, folder: comparison_page(test_comparison.sharpened()),
     "explanation": lambda runs, folder: explained(),
     "check": lambda runs, folder: check_page(test_check.certificate()),
     "runs": lambda runs, folder: runs_page(runs),

@@ -132,7 +132,7 @@ def test_texts_of_two_runs_are_shown_as_text_where_they_are_compared(
         tokens = tuple(CORPUS)
         site = f"layers.0.{texts['site']}"
         patterns = [replace(causal(tokens, head=1), site=site)]
-        page = open_page(comparison_page(found.to_dict(), found.runs, (patterns, patterns)))
+        page = open_page(comparison_page(found, (patterns, patterns)))
     page.locator("#before-keys .token").first.wait_for()
     page.locator("#after-map").hover(position={"x": 9, "y": 9})
     page.click("#language")

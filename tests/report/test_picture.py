@@ -100,7 +100,7 @@ def test_no_text_leaves_the_picture_out(
 
 def compared(first: Weights, second: Weights) -> str:
     both = readings.reading(readings.site("layer.0"))
-    return comparison_page(compare(both, both).to_dict(), None, ([first], [second]))
+    return comparison_page(compare(both, both), ([first], [second]))
 
 
 @pytest.mark.slow("a browser for a second")

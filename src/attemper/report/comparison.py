@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import Any
 
 from attemper.readings.labels import pattern_of
 from attemper.report.document import Quantity, mode_of, number_said, quantity
@@ -13,9 +14,6 @@ from attemper.report.picture import Weights, paired_pictures, pairs
 from attemper.report.texts import Clauses, Date, Message, Names, Within, message, page_texts
 from attemper.statistics import SHOWN
 from attemper.text import clean, cut, number
-
-if TYPE_CHECKING:
-    from attemper.store.run import StoredRun
 
 MOST_ROWS = 1000
 """Heads that the page lists: those that changed most."""
@@ -88,42 +86,37 @@ class Picture:
     dots: tuple[Dot, ...]
 
 
-def comparison_page(
-    document: Mapping[str, Any],
-    runs: tuple[StoredRun, StoredRun] | None = None,
-    patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ()),
-) -> str:
-    """The page of a comparison's ``to_dict``. The same document gives the same page, to the byte.
+def comparison_page(comparison: Any, patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ())) -> str:
+    """The page of an :class:`attemper.types.Comparison`. The same comparison gives the same page, to the byte. Of two
+    runs the histories of the heads that differ most stand side by side.
 
     Args:
-        runs: the two runs, where runs were compared: the histories of the heads that differ most stand side by side.
         patterns: heads whose weights on a text it shows, before and after, as :func:`attemper.pattern` gives them: it
             then holds text.
     """
-    heads = document["heads"]
-    keys = _keys((heads or [{}])[0])
-    keys = [key for key in keys if any(_pair(head, key) != (None, None) for head in heads)]
+    heads = comparison.heads
+    keys = [key for key in (heads[0].pairs if heads else ()) if any(head.pairs[key] != (None, None) for head in heads)]
     columns = [_column(key, heads) for key in keys]
     pictured = pairs(*patterns)
     courses: Sequence[Any] = ()
-    if runs is not None:
+    if comparison.runs is not None:
         from attemper.report.history import courses_of
 
-        courses = courses_of(runs, heads, [key for key in _PICTURED if key in keys])
+        courses = [courses_of(comparison.runs, heads, key) for key in _PICTURED if key in keys]
     return page_of(
         "comparison",
         ("page", "comparison"),
         _SCRIPTS,
         {"texts": page_texts(of="compared"), "pictures": paired_pictures(pictured)},
-        before=clean(document["before"]),
-        after=clean(document["after"]),
-        level=_level(document),
-        summary=summary(document, keys[0] if keys else ""),
-        advised=document["beyond"] > 0 and document["texts"] != "other" and runs is None,
-        facts=side_lines(document),
-        floor=_floor_said(document),
+        before=clean(comparison.before),
+        after=clean(comparison.after),
+        level=_level(comparison),
+        summary=summary(comparison, keys[0] if keys else ""),
+        advised=bool(comparison.beyond) and comparison.texts != "other" and comparison.runs is None,
+        facts=side_lines(comparison),
+        floor=_floor_said(comparison),
         heads=len(heads),
-        sites=len({(head["site"], head["kind"], head["mode"]) for head in heads}),
+        sites=len({(head.site, head.kind, head.mode) for head in heads}),
         columns=columns,
         first=Within(columns[0].quantity.title) if columns else "",
         rows=[_row(head, keys) for head in heads[:MOST_ROWS]],
@@ -131,113 +124,96 @@ def comparison_page(
         pictures=[_picture(key, heads[:MOST_ROWS]) for key in _PICTURED if key in keys],
         side=SIDE,
         margin=_MARGIN,
-        alone=[(side, [clean(name) for name in document[f"only_{side}"]]) for side in ("before", "after")],
-        pictured=[_pair_place(one) for one, _ in pictured],
+        alone=[(side, [clean(name) for name in getattr(comparison, f"only_{side}")]) for side in ("before", "after")],
+        pictured=[_place(one) for one, _ in pictured],
     )
 
 
-def _pair(head: Mapping[str, Any], key: str) -> tuple[float | None, float | None]:
-    return head[key]["before"], head[key]["after"]
-
-
-def summary(document: Mapping[str, Any], key: str) -> Message:
+def summary(comparison: Any, key: str) -> Message:
     """How many heads differ beyond what rounding, sampled rows and texts explain, the mean of a statistic on both
     sides, where it changed most, and what is missing or not known.
     """
-    heads, means = document["heads"], document.get("means", ())
-    alone = len(document["only_before"]) + len(document["only_after"])
-    lost = sum((None in (p := _pair(head, key))) and p[0] != p[1] for head in heads)
+    heads, means = comparison.heads, comparison.means
+    alone = len(comparison.only_before) + len(comparison.only_after)
+    lost = sum(None in head.pairs[key] and head.differs(key) for head in heads)
     return message(
         "compared.said",
-        count=_count_said(document),
-        first=_first_said(document),
-        mean=_mean_said(key, heads) if any(head[key]["change"] is not None for head in heads) else "",
+        count=_count_said(comparison),
+        first=_first_said(comparison),
+        mean=_mean_said(key, heads) if any(head.change(key) is not None for head in heads) else "",
         lost=message("compared.lost", n=lost) if lost else "",
         alone=message("compared.alone", n=alone) if alone else "",
         means=message("compared.means", sites=cut(clean(", ".join(means)), 200)) if means else "",
-        texts=_unknown_said(document),
+        texts=_unknown_said(comparison),
     )
 
 
-def _level(document: Mapping[str, Any]) -> str:
+def _level(comparison: Any) -> str:
     """Of the verdict: a warning where heads differ beyond what rounding, sampled rows and texts explain, a notice where
     some differ, come or go, or were not judged.
     """
-    heads = document["heads"]
-    if document["beyond"]:
+    heads = comparison.heads
+    if comparison.beyond:
         return "warning"
-    unknown = _differing(heads) and document["judged"] < len(heads)
-    return "notice" if unknown or document["only_before"] or document["only_after"] or not heads else "fine"
+    unknown = _differing(heads) and len(comparison.judged) < len(heads)
+    return "notice" if unknown or comparison.only_before or comparison.only_after or not heads else "fine"
 
 
-def _differing(heads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [head for head in heads if any(head[key]["before"] != head[key]["after"] for key in _keys(head))]
+def _differing(heads: Sequence[Any]) -> int:
+    """How many heads differ in any statistic."""
+    return sum(any(map(head.differs, head.pairs)) for head in heads)
 
 
-def _count_said(document: Mapping[str, Any]) -> Message:
-    heads, judged = document["heads"], document["judged"]
-    total, many = message("count.heads", n=len(heads)), len(_differing(heads))
+def _count_said(comparison: Any) -> Message:
+    heads, judged, beyond = comparison.heads, len(comparison.judged), len(comparison.beyond)
+    total, many = message("count.heads", n=len(heads)), _differing(heads)
     if not many:
         return message("compared.none", heads=total)
     if not judged:
         return message("compared.count", heads=total, n=many)
-    key, heads_judged = "compared.beyond" if document["beyond"] else "compared.within", message("count.heads", n=judged)
-    said = message(key, heads=heads_judged, n=document["beyond"], floor=_floor_said(document))
+    key, heads_judged = "compared.beyond" if beyond else "compared.within", message("count.heads", n=judged)
+    said = message(key, heads=heads_judged, n=beyond, floor=_floor_said(comparison))
     left = len(heads) - judged
     return message("compared.not_judged", said=said, n=left) if left else said
 
 
-def _floor_said(document: Mapping[str, Any]) -> Clauses:
+def _floor_said(comparison: Any) -> Clauses:
     """What differences are counted against."""
-    sides = (document["sides"] or {}).values()
-    reasons = ["rounding", *(["texts"] if document["texts"] == "other" else [])]
-    reasons += ["rows"] if any(side["sampled_rows"] for side in sides) else []
+    reasons = ["rounding", *(["texts"] if comparison.texts == "other" else [])]
+    reasons += ["rows"] if any(side["sampled_rows"] for side in comparison.sides or ()) else []
     return Clauses([message(f"compared.floor.{reason}") for reason in reasons])
 
 
-def _first_said(document: Mapping[str, Any]) -> Message | str:
+def _first_said(comparison: Any) -> Message | str:
     """Where differences begin. Later layers read what it gives and may differ for that alone: said where an earlier
     layer, or a head beside it, does not differ, and all of it is one stack that read one text.
     """
-    judged = [head for head in document["heads"] if any(head[key].get("floor") is not None for key in _keys(head))]
-    moved = [head for head in judged if any(_is_beyond(head[key]) for key in _keys(head))]
-    stacks = {(pattern_of(head["site"]), head.get("layer") is None) for head in document["heads"]}
-    if not moved or document["texts"] == "other" or len(stacks) != 1 or stacks.pop()[1]:
+    moved = comparison.beyond
+    stacks = {(pattern_of(head.site), head.layer is None) for head in comparison.heads}
+    if not moved or comparison.texts == "other" or len(stacks) != 1 or stacks.pop()[1]:
         return ""
-    layer = min(head["layer"] for head in moved)
-    here = [head for head in moved if head["layer"] == layer]
+    layer = min(head.layer for head in moved)
+    here = [head for head in moved if head.layer == layer]
     later = len(moved) - len(here)
-    if not later or len(here) == sum(head["layer"] <= layer for head in judged):
+    if not later or len(here) == sum(head.layer <= layer for head in comparison.judged):
         return ""
-    said = message("compared.first", n=len(here), layer=layer, head=here[0]["head"])
+    said = message("compared.first", n=len(here), layer=layer, head=here[0].head)
     return message("compared.later", first=said, n=later)
 
 
-def _is_beyond(value: Mapping[str, Any]) -> bool:
-    floor, size = value.get("floor"), _size(value)
-    return floor is not None and (size is None or size > floor)
-
-
-def _size(value: Mapping[str, Any]) -> float | None:
-    """How much a number changed; None where it came or went."""
-    change = value["change"]
-    return abs(change) if change is not None else 0.0 if value["before"] is value["after"] else None
-
-
-def _unknown_said(document: Mapping[str, Any]) -> Message | str:
+def _unknown_said(comparison: Any) -> Message | str:
     """What is not known of why heads differ."""
-    sides = (document["sides"] or {}).values()
-    if document["texts"] == "other":
-        key = "compared.texts" if document["judged"] else "compared.texts_unknown"
-        return message(key, before=document["tokens"]["before"], after=document["tokens"]["after"])
-    if not document["judged"] and any(side["dtype"] is None for side in sides):
+    if comparison.texts == "other":
+        before, after = comparison.tokens
+        return message("compared.texts" if comparison.judged else "compared.texts_unknown", before=before, after=after)
+    if not comparison.judged and any(side["dtype"] is None for side in comparison.sides or ()):
         return message("compared.no_precision")
-    return message("compared.same_text_unknown") if document["texts"] == "unknown" else ""
+    return message("compared.same_text_unknown") if comparison.texts == "unknown" else ""
 
 
-def side_lines(document: Mapping[str, Any]) -> list[Message]:
+def side_lines(comparison: Any) -> list[Message]:
     """What the numbers of each side depend on: precision, text, date and rows."""
-    found = (document["sides"] or {}).items()
+    found = zip(("before", "after"), comparison.sides or (), strict=False)
     return [message(f"compared.facts.{side}", facts=Names(list(_facts(facts)))) for side, facts in found]
 
 
@@ -253,25 +229,27 @@ def _facts(side: Mapping[str, Any]) -> Iterator[Message]:
     yield message("compared.facts.tokens", n=side["tokens"])
 
 
-def _keys(head: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in head.items() if isinstance(value, Mapping)]
-
-
 def _change_said(key: str, change: float, digits: int = 3) -> Message | str:
     """A change, in points where its statistic is in percent."""
     told = number(abs(change) * SHOWN[key].scale, digits)
     return told if SHOWN[key].scale == 1.0 else message("compared.points", size=told)
 
 
-def _mean_said(key: str, heads: Sequence[Mapping[str, Any]]) -> Message:
-    both = [head for head in heads if head[key]["change"] is not None]
-    before, after = (sum(float(_pair(head, key)[side] or 0.0) for head in both) / len(both) for side in (0, 1))
-    where, most = "", _most_changed(key, both)
+def _mean_said(key: str, heads: Sequence[Any]) -> Message:
+    before, after = _means(key, heads)
+    where, most = "", _most_changed(key, heads)
     if most is not None:
-        ends, change = _both_said(key, *_pair(most, key)), _change_said(key, most[key]["change"])
+        ends, change = _both_said(key, *most.pairs[key]), _change_said(key, most.change(key))
         where = message("compared.most", place=_place(most), change=change, **ends)
     title = Within(quantity(key).title)
     return message("compared.mean_said", title=title, most=where, **_both_said(key, before, after))
+
+
+def _means(key: str, heads: Sequence[Any], scale: float = 1.0) -> tuple[float | None, float | None]:
+    """Means on both sides over heads that have a number on both: of the same heads, so that they compare."""
+    both = [head.pairs[key] for head in heads if head.change(key) is not None]
+    before, after = (scale * sum(pair[side] for pair in both) / len(both) if both else None for side in (0, 1))
+    return before, after
 
 
 def _both_said(key: str, before: float | None, after: float | None) -> dict[str, Message | str]:
@@ -284,46 +262,33 @@ def _both_said(key: str, before: float | None, after: float | None) -> dict[str,
     return {side: message("as_percent", value=f"{one:.{decimals}f}") for side, one in zip(said, shares, strict=True)}
 
 
-def _place(head: Mapping[str, Any]) -> Message:
-    return message("head.named", site=cut(clean(head["site"]), 200), head=head["head"])
+def _place(head: Any) -> Message:
+    """Of a head that is compared, or drawn."""
+    return message("head.named", site=cut(clean(head.site), 200), head=head.head)
 
 
-def _pair_place(one: Weights) -> Message:
-    return _place({"site": one.site, "head": one.head})
-
-
-def _column(key: str, heads: Sequence[Mapping[str, Any]]) -> Column:
-    """Means are over heads that have a number on both sides: of the same heads, so that they compare."""
-    pairs = [pair for head in heads if None not in (pair := _pair(head, key))]
-    before, after = (
-        SHOWN[key].scale * sum(float(pair[side] or 0.0) for pair in pairs) / len(pairs) if pairs else None
-        for side in (0, 1)
-    )
-    kind = quantity(key)
+def _column(key: str, heads: Sequence[Any]) -> Column:
+    kind, most = quantity(key), _most_changed(key, heads)
     unit = message("compared.unit", unit=kind.unit) if kind.display.percent else kind.unit
-    most = _most_changed(key, heads)
-    said = (
-        ""
-        if most is None
-        else message("compared.most_changed", place=_place(most), **_both_said(key, *_pair(most, key)))
-    )
-    return Column(kind, unit, before, after, said)
+    said: Message | str = ""
+    if most is not None:
+        said = message("compared.most_changed", place=_place(most), **_both_said(key, *most.pairs[key]))
+    return Column(kind, unit, *_means(key, heads, SHOWN[key].scale), said)
 
 
-def _most_changed(key: str, heads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    changed = (head for head in heads if head[key]["change"])
-    return max(changed, key=lambda head: abs(head[key]["change"]), default=None)
+def _most_changed(key: str, heads: Sequence[Any]) -> Any:
+    return max((head for head in heads if head.change(key)), key=lambda head: head.size(key), default=None)
 
 
-def _row(head: Mapping[str, Any], keys: Sequence[str]) -> Row:
-    layer = "–" if head.get("layer") is None else str(head["layer"])
-    mode = "" if head["mode"] == "eval" else mode_of(head["mode"])
-    return Row(clean(head["site"]), mode, layer, head["head"], tuple(_cell(key, head[key]) for key in keys))
+def _row(head: Any, keys: Sequence[str]) -> Row:
+    layer = "–" if head.layer is None else str(head.layer)
+    mode = "" if head.mode == "eval" else mode_of(head.mode)
+    return Row(clean(head.site), mode, layer, head.head, tuple(_cell(key, head) for key in keys))
 
 
-def _cell(key: str, value: Mapping[str, float | None]) -> Cell:
-    before, after, change, floor = value["before"], value["after"], value["change"], value.get("floor")
-    scale, size = SHOWN[key].scale, _size(value)
+def _cell(key: str, head: Any) -> Cell:
+    (before, after), change, floor = head.pairs[key], head.change(key), head.floors.get(key)
+    scale, size = SHOWN[key].scale, head.size(key)
     sign = "+" if change is not None and change > 0 else ""
     return Cell(
         exact_before=_exact(before),
@@ -332,9 +297,9 @@ def _cell(key: str, value: Mapping[str, float | None]) -> Cell:
         before=number(None if before is None else scale * before, 3),
         after=number(None if after is None else scale * after, 3),
         change=sign + number(None if change is None else scale * change, 3),
-        size="Infinity" if size is None else repr(size),
+        size="Infinity" if size == inf else repr(size),
         floor="" if floor is None else number(scale * floor, 2),
-        level="" if floor is None else "beyond" if _is_beyond(value) else "within",
+        level="" if floor is None else "beyond" if head.is_beyond(key) else "within",
     )
 
 
@@ -342,22 +307,23 @@ def _exact(value: float | None) -> str:
     return "" if value is None else repr(value)
 
 
-def _picture(key: str, heads: Sequence[Mapping[str, Any]]) -> Picture:
+def _picture(key: str, heads: Sequence[Any]) -> Picture:
     """Both axes have the same ends, those of all the numbers that it shows."""
-    known = [(head, *pair) for head in heads if None not in (pair := _pair(head, key))]
-    values = [value for _, *pair in known for value in pair if value is not None]
+    known = [head for head in heads if None not in head.pairs[key]]
+    values = [value for head in known for value in head.pairs[key]]
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = (high - low) or 1.0
 
-    def at(value: float | None) -> float:
-        return _MARGIN + ((value or 0.0) - low) / room * (SIDE - 2 * _MARGIN)
+    def at(value: float) -> float:
+        return _MARGIN + (value - low) / room * (SIDE - 2 * _MARGIN)
 
-    def dot(head: Mapping[str, Any], before: float | None, after: float | None) -> Dot:
+    def dot(head: Any) -> Dot:
+        before, after = head.pairs[key]
         title = message(
             "compared.dot", place=_place(head), before=number_said(key, before), after=number_said(key, after)
         )
-        floor, size = head[key].get("floor"), abs((after or 0.0) - (before or 0.0))
-        return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", size > (floor or 0.0), title)
+        moved = head.size(key) > (head.floors.get(key) or 0.0)
+        return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", moved, title)
 
-    dots = tuple(dot(*one) for one in reversed(known))
+    dots = tuple(map(dot, reversed(known)))
     return Picture(quantity(key).title, number_said(key, low), number_said(key, high), dots)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,44 +294,35 @@ class PairedCourses:
     pairs: tuple[Pair, ...]
 
 
-def courses_of(
-    runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> list[PairedCourses]:
-    """Of each statistic the heads that differ most at the end of both runs."""
-    return [_pairs_of(runs, heads, name) for name in names]
-
-
-def _pairs_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Mapping[str, Any]], name: str) -> PairedCourses:
-    known = [head for head in heads if head[name]["change"]]
-    most = sorted(known, key=lambda head: -abs(head[name]["change"]))[:MOST_PAIRS]
+def courses_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Any], name: str) -> PairedCourses:
+    """The heads that differ most in a statistic at the end of both runs."""
+    known = [head for head in heads if head.change(name)]
+    most = sorted(known, key=lambda head: -head.size(name))[:MOST_PAIRS]
     found = [(head, [_course(run, head, name) for run in runs]) for head in most]
     values = [one for _, both in found for _, numbers in both for one in numbers[np.isfinite(numbers)].tolist()]
     display = quantity(name).display
     low = min(values, default=0.0) if display.low is None else display.low
     high = max(values, default=1.0) if display.high is None else display.high
     spans = [message("compared.steps", first=int(run.steps[0]), last=int(run.steps[-1])) for run in runs]
-    pairs = tuple(
-        Pair(
-            message("head.named", site=cut(clean(head["site"]), 80), head=head["head"]),
-            message("compared.change", **{side: number_said(name, head[name][side]) for side in ("before", "after")}),
-            (_line(*both[0], low, high), _line(*both[1], low, high)),
-            (message("compared.before", value=number_said(name, head[name]["before"])),
-             message("compared.after", value=number_said(name, head[name]["after"]))),
-        )
-        for head, both in found
-    )  # fmt: skip
+    pairs = []
+    for head, both in found:
+        before, after = (number_said(name, value) for value in head.pairs[name])
+        place = message("head.named", site=cut(clean(head.site), 80), head=head.head)
+        lines = _line(*both[0], low, high), _line(*both[1], low, high)
+        labels = message("compared.before", value=before), message("compared.after", value=after)
+        pairs.append(Pair(place, message("compared.change", before=before, after=after), lines, labels))
     ends = {"low": number_said(name, float(low)), "high": number_said(name, float(high))}
     return PairedCourses(
-        quantity(name).title, message("compared.courses_help", before=spans[0], after=spans[1], **ends), pairs
+        quantity(name).title, message("compared.courses_help", before=spans[0], after=spans[1], **ends), tuple(pairs)
     )
 
 
-def _course(run: StoredRun, head: Mapping[str, Any], name: str) -> tuple[Array, Array]:
+def _course(run: StoredRun, head: Any, name: str) -> tuple[Array, Array]:
     """Steps, and the numbers of a head, of each column the one farthest from its median."""
-    key = (head["site"], head["kind"], head["mode"])
+    key = (head.site, head.kind, head.mode)
     course = Course.of(run, name, key, WIDE)
     (label,) = (label for label in run.sites if label.key == key)
-    return course.steps, course.farthest[:, head["head"] - label.first_head]
+    return course.steps, course.farthest[:, head.head - label.first_head]
 
 
 def _line(steps: Array, numbers: Array, low: float, high: float) -> str:

@@ -194,7 +194,7 @@ class Comparison:
         from attemper.report.comparison import summary
         from attemper.report.texts import say
 
-        return say(summary(self.to_dict(), statistic)).replace("→", "->")
+        return say(summary(self, statistic)).replace("→", "->")
 
     def to_dict(self) -> dict[str, Any]:
         """Names of both models, heads with before, after and change of each statistic, and sites without a partner."""
@@ -237,7 +237,7 @@ class Comparison:
         """
         from attemper.report.comparison import comparison_page
 
-        return write_whole(path, comparison_page(self.to_dict(), self.runs, patterns))
+        return write_whole(path, comparison_page(self, patterns))
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each head: site, layer, kind, mode, head; of each statistic ``_before``, ``_after``, ``_change``.
@@ -377,7 +377,7 @@ def table(comparison: Comparison, width: int, *, statistic: str | None = None, t
     heads = comparison.heads if statistic is None else comparison.largest(statistic, len(comparison.heads))
     first = statistic or comparison.statistics[0]
     names = Text.assemble((clean(comparison.before), "bold"), " -> ", (clean(comparison.after), "bold"))
-    sides = [Text(clean(line), style="dim") for line in map(say, side_lines(comparison.to_dict()))]
+    sides = [Text(clean(line), style="dim") for line in map(say, side_lines(comparison))]
     parts: list[RenderableType] = [names, *sides, Text(clean(comparison.summary(first))), Text("")]
     if statistic is None and not any(_stands_out(head) for head in heads):
         heads = ()  # their differences are rounding, or that of the texts: the line above says so
