@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
-from attemper.text import LONGEST_NAME, clean, clean_json, clean_name, count, counts, cut, sparkline
+from attemper.text import LONGEST_NAME, clean, clean_json, clean_name, count, counts, cut, plain_text, sparkline
 
 SRC = Path(__file__).parents[1] / "src" / "attemper"
 
@@ -134,6 +135,12 @@ def test_no_plural_is_made_by_hand():
     found = {place: said for place, said in places.items() if said}
     assert {place: said for place, said in found.items() if not place.startswith(tuple(AT_LEAST_TWO))} == {}
     assert all(any(place.startswith(one) for place in found) for one in AT_LEAST_TWO), "an entry without need"
+
+
+def test_a_result_as_text_is_plain_in_a_terminal_and_in_a_notebook(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert plain_text(Text("broken", style="bold red")) == "broken"
 
 
 def test_texts_of_pages_have_a_singular_beside_each_plural():

@@ -4,12 +4,16 @@ around it, nothing that could be read as code.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, characters that change the order in which others are drawn, line and paragraph separators, and
@@ -82,6 +86,29 @@ def columns_that_fit(columns: Mapping[str, Sequence[str]], room: int) -> list[st
             break
         names.append(name)
     return names
+
+
+def plain_table(texts: Iterable[str] = (), numbers: Iterable[str] = (), *, gap: int = 2, **options: Any) -> Table:
+    """A table for rich without lines: titles of columns of texts, which go on below where they are too long, and of
+    numbers, which never do. ``options``: of rich's table.
+    """
+    from rich.table import Table
+
+    made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", **options)
+    for title in texts:
+        made.add_column(title, overflow="fold")
+    for title in numbers:
+        made.add_column(title, justify="right", no_wrap=True)
+    return made
+
+
+def plain_text(shown: Any) -> str:
+    """What rich prints of it where there is neither a terminal nor a notebook: plain text, in 120 columns."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    Console(file=file, width=120, color_system=None, force_jupyter=False).print(shown)
+    return file.getvalue().rstrip()
 
 
 def round_digits(value: float | None, digits: int = 5) -> float | int | None:

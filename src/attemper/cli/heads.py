@@ -11,7 +11,7 @@ from attemper.checks import one_of
 from attemper.cli.output import cell_text
 from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, column_of, head_rows
 from attemper.statistics import SHOWN
-from attemper.text import clean, columns_that_fit, count
+from attemper.text import clean, columns_that_fit, count, plain_table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -82,7 +82,6 @@ class HeadTable:
             yield Text(f"{count(many, 'alarm')}; leave out --sort and --top to list them", style="dim")
 
     def _grid(self, chosen: list[tuple[SiteReading, HeadReading]], width: int) -> Any:
-        from rich.table import Table
         from rich.text import Text
 
         role = ("role",) if any(head.roles is not None for _, head in chosen) else ()
@@ -93,11 +92,7 @@ class HeadTable:
         several = len({site.mode for site in self.reading.sites}) > 1
         sites = [f"{clean(site.name)} ({clean(site.mode)})" if several else clean(site.name) for site, _ in chosen]
         names = columns_that_fit(columns, width - min(max(map(len, sites), default=4), width // 2) - len("  head"))
-        grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        grid.add_column("site", overflow="fold")
-        grid.add_column("head", justify="right", no_wrap=True)
-        for name in names:
-            grid.add_column(name, justify="right", no_wrap=True)
+        grid = plain_table(("site",), ("head", *names))
         for row, (site, (_, head)) in enumerate(zip(sites, chosen, strict=True), 1):
             grid.add_row(Text(site), str(head.head), *(columns[name][row] for name in names))
         return grid

@@ -10,7 +10,7 @@ import typer
 
 from attemper.cli.output import print_json, say
 from attemper.errors import InputError, MissingExtraError
-from attemper.text import clean, clean_name, count, date_of, number
+from attemper.text import clean, clean_name, count, date_of, number, plain_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,14 +75,9 @@ def _row(path: Path, folder: Path, alarms: bool) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]], alarms: bool) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for title in ("run", "model"):
-        grid.add_column(title, overflow="fold")
-    for title in ("steps", "samples", *(["alarms"] if alarms else []), "size"):
-        grid.add_column(title, justify="right", no_wrap=True)
+    grid = plain_table(("run", "model"), ("steps", "samples", *(["alarms"] if alarms else []), "size"))
     grid.add_column("last written (UTC)", no_wrap=True)
     for row in rows:
         title = clean(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from attemper.documents import COUNT, Row, check_document
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
 from attemper.sites.find import chosen_sites
-from attemper.text import clean, count, first_of
+from attemper.text import clean, count, first_of, plain_table, plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -178,12 +177,9 @@ class Calibration:
     def table(self) -> RenderableType:
         """For rich: the temperatures by site, then the loss before and after and whether the data can tell."""
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        grid.add_column("site", overflow="fold")
-        grid.add_column("temperature" if self.per != "head" else "temperature of each head", overflow="fold")
+        grid = plain_table(("site", "temperature" if self.per != "head" else "temperature of each head"))
         for site, found in self.temperatures.items():
             grid.add_row(Text(clean(site)), " ".join(f"{value:.3f}" for value in found))
         return Group(grid, *(Text(clean(line)) for line in _sentences(self)))
@@ -192,11 +188,7 @@ class Calibration:
         yield self.table()
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        stream = io.StringIO()
-        Console(file=stream, width=120, color_system=None).print(self)
-        return stream.getvalue().rstrip()
+        return plain_text(self)
 
 
 def _sentences(calibration: Calibration) -> list[str]:

@@ -33,7 +33,7 @@ from attemper.report.texts import (
 )
 from attemper.statistics import SHOWN
 from attemper.store.overview import Change, Course, Overview, ScalarCourse
-from attemper.text import BARS, clean, cut, number, sparkline
+from attemper.text import BARS, clean, cut, number, plain_table, sparkline
 
 MOST_ALARMS = 3
 """Alarms of a kind that are listed one by one."""
@@ -115,7 +115,7 @@ def _as_text(text: str, known: Callable[[str], Message | str]) -> Message | str:
 
 def _scalars(scalars: Sequence[ScalarCourse], bars: int, ends: bool, plain: bool, t: Say) -> Table:
     """What the loop gave with each step, above the layers."""
-    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    grid = plain_table(gap=1)
     grid.add_column(f"\n{t('show.scalar')}", justify="right")
     grid.add_column(f"\n{t('show.every_step')}", no_wrap=True)
     for title in _scale_titles(ends, t):
@@ -126,7 +126,7 @@ def _scalars(scalars: Sequence[ScalarCourse], bars: int, ends: bool, plain: bool
 
 
 def _stack(stack: Stack, courses: Sequence[Course], bars: int, ends: bool, plain: bool, t: Say) -> Table:
-    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    grid = plain_table(gap=1)
     grid.add_column(t(f"table.{stack.column}"), justify="right")
     for title in (t("show.entropy"), f" {t('show.logit')}"):
         grid.add_column(title, no_wrap=True)
@@ -170,7 +170,7 @@ def _digits(places: int) -> Callable[[float | None], str]:
 def _changes(overview: Overview, width: int, t: Say) -> Iterator[RenderableType]:
     if not overview.changes:
         return
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    grid = plain_table()
     grid.add_column(t("table.site"), no_wrap=True)
     told = any(not math.isnan(one.per_1000_steps) for one in overview.changes)
     columns = ("table.head", "show.first", "show.last", *(("show.slope", "show.interval") if told else ()))

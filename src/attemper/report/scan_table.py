@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from attemper.readings.alarms import SEVERITIES, by_kind, level_of, with_course, with_shared_advice
@@ -15,7 +14,7 @@ from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, heads_of_roles, over_heads, size_of, stacks
 from attemper.report.texts import few_rows, say
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, count
+from attemper.text import clean, count, plain_table
 
 _VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
 """Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
@@ -50,7 +49,7 @@ def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
     size = f"up to {count(stack.queries, 'query')} x {count(stack.keys, 'key')}"
     what = f"  {clean(stack.kind)} attention, {clean(stack.mode)}, {size}"
     yield Text.assemble("\n", (clean(stack.pattern), "bold"), what)
-    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    grid = plain_table(gap=1)
     grid.add_column(stack.column, justify="right")
     grid.add_column("normalised entropy, % of log n", no_wrap=True)
     for one in columns.values():
@@ -91,7 +90,7 @@ def _roles(reading: Reading) -> Iterator[RenderableType]:
     if not heads:
         return
     yield Text.assemble("\n", ("roles", "bold"), "  on the first text: layer.head score")
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    grid = plain_table(show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right")
     grid.add_column(overflow="fold")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper.files import write_whole
-from attemper.text import clean, count
+from attemper.text import clean, count, plain_table, plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -120,20 +120,14 @@ class Check:
         return write_whole(path, check_page(self.to_dict()))
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=120, no_color=True)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get().rstrip()
+        return plain_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.table import Table
         from rich.text import Text
 
         size, passes = f"{self.shape[0]} x {self.shape[1]}", count(self.forwards, "forward pass", "forward passes")
         yield Text(f"{clean(self.model)}: tokens {size}, {passes}", style="bold")
-        grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        grid = plain_table()
         for title in ("rule", "verdict", "declared", "observed"):
             grid.add_column(title, overflow="fold", no_wrap=title in ("rule", "verdict"))
         for rule in self.rules:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from attemper.readings.labels import apart, first_call
 from attemper.readings.reading import Reading, SiteReading
 from attemper.readings.sample import SiteKey
 from attemper.statistics import COUNTED, SHOWN, SHOWN_BY_NAME
-from attemper.text import clean, columns_that_fit, count, counts, first_of
+from attemper.text import clean, columns_that_fit, count, counts, first_of, plain_table, plain_text
 
 if TYPE_CHECKING:
     import pandas
@@ -271,11 +270,7 @@ class Comparison:
         return comparison_html(self, STATISTICS)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        file = io.StringIO()
-        Console(file=file, width=120, color_system=None).print(self)
-        return file.getvalue().rstrip()
+        return plain_text(self)
 
     def __repr__(self) -> str:
         alone = len(self.only_before) + len(self.only_after)
@@ -399,7 +394,6 @@ def _stands_out(head: HeadChange) -> bool:
 
 def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, width: int) -> tuple[Table, list[str]]:
     """The table, and the titles of columns that have no room in it."""
-    from rich.table import Table
     from rich.text import Text
 
     modes = {head.mode for head in heads}
@@ -414,10 +408,7 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
     if "change" not in fitting:  # names of sites fold further, and the change comes before its statistic
         roomy = columns_that_fit({"change": columns["change"], **order}, room - min(longest, width // 5))
         fitting = [name for name in (first, "change") if name in roomy]
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    grid.add_column("site", overflow="fold")
-    for title in ("layer", "head", *(columns[name][0] for name in fitting)):
-        grid.add_column(title, justify="right", no_wrap=True)
+    grid = plain_table(("site",), ("layer", "head", *(columns[name][0] for name in fitting)))
     for row, (site, head) in enumerate(zip(sites, heads, strict=True), 1):
         layer = "-" if head.layer is None else str(head.layer)
         grid.add_row(Text(site), layer, str(head.head), *(_dim(columns[name][row]) for name in fitting))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, Reading, SiteReading, Skipped, head_rows
-from attemper.text import clean_name, counts
+from attemper.text import clean_name, counts, plain_text
 
 if TYPE_CHECKING:
     import pandas
@@ -240,11 +239,7 @@ class Scan:
         return scan_html(self.reading)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=120, color_system=None)
-        console.print(self)
-        return console.file.getvalue().rstrip() if isinstance(console.file, io.StringIO) else ""
+        return plain_text(self)
 
     def __repr__(self) -> str:
         heads = sum(len(site.heads) for site in self.sites)
