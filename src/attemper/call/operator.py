@@ -9,10 +9,10 @@ more columns of the state than there are gradients for. Their gradients are regi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,14 +36,27 @@ _PROBLEM = ", ".join(f"{_TYPES[str(field.type)]} {field.name}" for field in fiel
 """No defaults: a graph leaves out an argument that has its default, and rules for ``vmap`` go by their places."""
 COUNT = len(NAMES)
 
+# Not torch.library.custom_op: its first call imports the compiler, torch._dynamo, for more than a second.
 LIBRARY = torch.library.Library("attemper", "DEF")
-for _schema in (
-    f"attention({_PROBLEM}) -> (Tensor output, Tensor state, Tensor key_mass)",
-    f"""attention_backward({_PROBLEM}, Tensor output, Tensor state, Tensor grad_output, Tensor grad_state,
-    Tensor grad_key_mass, bool[] needs) -> Tensor[]""",
-    f"accumulate({_PROBLEM}, Tensor? included, Tensor flag, Tensor(a!) sums, Tensor(b!)? state) -> ()",
-):
-    LIBRARY.define(_schema, tags=torch.Tag.pt2_compliant_tag)
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def operator(
+    schema: str, fake: Callable[..., Any] = lambda *_: None, *, tags: Sequence[torch.Tag] = ()
+) -> Callable[[Kernel], Kernel]:
+    """Makes a function the kernel of an operator of ``torch.ops.attemper``.
+
+    ``fake``: gives results of the same shapes, types and strides while a graph is traced; there are none by default.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
+    torch.library.register_fake(f"attemper::{name}", fake, lib=LIBRARY)
+
+    def register(kernel: Kernel) -> Kernel:
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        return kernel
+
+    return register
 
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +78,10 @@ def backward(problem: Problem, output: Tensor, state: Tensor, upstream: Upstream
     ]
 
 
-@torch.library.impl(LIBRARY, "attention", "CompositeExplicitAutograd")
+@operator(
+    f"attention({_PROBLEM}) -> (Tensor output, Tensor state, Tensor key_mass)",
+    lambda *args: empty_results(Problem(*args)),
+)
 def _attention(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*args)
     with torch.no_grad(), _surroundings(problem):
@@ -85,11 +101,6 @@ def _by_documents(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     return output, state, key_mass
 
 
-@torch.library.register_fake("attemper::attention", lib=LIBRARY)
-def _attention_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_results(Problem(*args))
-
-
 def empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output, state and key_mass in the shapes, types and memory layout of ``attention``, without numbers."""
     query, dtype = problem.query, problem.compute_dtype
@@ -106,7 +117,11 @@ def empty_results(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-@torch.library.impl(LIBRARY, "attention_backward", "CompositeExplicitAutograd")
+@operator(
+    f"""attention_backward({_PROBLEM}, Tensor output, Tensor state, Tensor grad_output, Tensor grad_state,
+    Tensor grad_key_mass, bool[] needs) -> Tensor[]""",
+    lambda *args: _empty_gradients(Problem(*args[:COUNT]), args[-1]),
+)
 def _attention_backward(*args: Any) -> list[Tensor]:
     problem = Problem(*args[:COUNT])
     output, state, *above, needs = args[COUNT:]
@@ -134,11 +149,6 @@ def _gradients_by_documents(
     return [total.to(result.dtype) for total, result in zip(totals, results, strict=True)]
 
 
-@torch.library.register_fake("attemper::attention_backward", lib=LIBRARY)
-def _backward_fake(*args: Any) -> list[Tensor]:
-    return _empty_gradients(Problem(*args[:COUNT]), args[-1])
-
-
 def _empty_gradients(problem: Problem, needs: list[bool]) -> list[Tensor]:
     """One tensor per differentiable field; of size 0 where no gradient is needed."""
     return [
@@ -160,7 +170,7 @@ def _collect(results: list[Tensor], grads: Gradients, part: Document) -> None:
         target += gradient.to(result.dtype)
 
 
-@torch.library.impl(LIBRARY, "accumulate", "CompositeExplicitAutograd")
+@operator(f"accumulate({_PROBLEM}, Tensor? included, Tensor flag, Tensor(a!) sums, Tensor(b!)? state) -> ()")
 def _accumulate(*args: Any) -> None:
     """Adds the statistics of a call to a site's sums on the device, unless the flag there is down: nothing waits.
 
@@ -174,11 +184,6 @@ def accumulate(problem: Problem, included: Tensor | None, flag: Tensor, sums: Te
     """``attemper::accumulate`` by the kernels themselves."""
     with torch.no_grad(), _current(problem.query.device):
         table.kernels(problem.backend).accumulate(problem, flag, sums, included, state)
-
-
-@torch.library.register_fake("attemper::accumulate", lib=LIBRARY)
-def _accumulate_fake(*_: Any) -> None:
-    return None
 
 
 def sampled_positions(start: Tensor, rows: int, queries: int, flag: Tensor) -> Tensor:

@@ -20,17 +20,8 @@ from attemper.backends.normalizers import CODES, NORMALIZERS
 from attemper.backends.normalizers.entmax import alpha_gradient, by_alpha, iterations
 from attemper.backends.normalizers.topk import largest
 from attemper.call import transforms
+from attemper.call.operator import LIBRARY, operator
 from attemper.call.transforms import all_to_front
-
-LIBRARY = torch.library.Library("attemper", "FRAGMENT")
-LIBRARY.define(
-    "row_weights(Tensor scores, Tensor? alpha, str normalizer, float number) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-LIBRARY.define(
-    "row_gradient(Tensor weights, Tensor grad, Tensor? alpha, str normalizer, float number) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
-)
 
 
 def row_weights(scores: Tensor, normalizer: str, number: float = 0.0, alpha: Tensor | None = None) -> Tensor:
@@ -74,7 +65,11 @@ def _in_cpp(tensor: Tensor, normalizer: str) -> bool:
     return served and why_unusable() is None
 
 
-@torch.library.impl(LIBRARY, "row_weights", "CompositeExplicitAutograd")
+def _like_first(first: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(first, memory_format=torch.contiguous_format)
+
+
+@operator("row_weights(Tensor scores, Tensor? alpha, str normalizer, float number) -> Tensor", _like_first)
 def _weights(scores: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
     rows, each = _matrix(scores), _vector(alpha)
     with torch.no_grad():
@@ -86,7 +81,9 @@ def _weights(scores: Tensor, alpha: Tensor | None, normalizer: str, number: floa
         return result.reshape(scores.shape)
 
 
-@torch.library.impl(LIBRARY, "row_gradient", "CompositeExplicitAutograd")
+@operator(
+    "row_gradient(Tensor weights, Tensor grad, Tensor? alpha, str normalizer, float number) -> Tensor", _like_first
+)
 def _score_gradient(weights: Tensor, grad: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
     rows, upstream, each = _matrix(weights), _matrix(grad), _vector(alpha)
     with torch.no_grad():
@@ -97,16 +94,6 @@ def _score_gradient(weights: Tensor, grad: Tensor, alpha: Tensor | None, normali
         else:
             result = native_rows.gradient(rows, upstream, normalizer, number, each)
         return result.reshape(weights.shape).contiguous()
-
-
-@torch.library.register_fake("attemper::row_weights", lib=LIBRARY)
-def _weights_fake(scores: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-@torch.library.register_fake("attemper::row_gradient", lib=LIBRARY)
-def _gradient_fake(weights: Tensor, grad: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
-    return torch.empty_like(weights, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attemper.call.attention import run, scores
 from attemper.call.normalizer import normalization
+from attemper.call.operator import operator
 from attemper.call.partial_call import part_of
 from attemper.call.request import Problem, request_of
 from attemper.call.result import AttentionStats
@@ -24,12 +25,7 @@ from attemper.errors import InputError
 from attemper.functional.temperature_of_entropy import covariance
 from attemper.sites.observation import OPERANDS, AttentionCall, call_of, operands_of
 from attemper.sites.sharded import first_head, is_dtensor, local
-from attemper.sites.tap import LIBRARY, in_backward, token
-
-LIBRARY.define(
-    f"entropy_and_slope(Tensor(a!) token, int meter, {OPERANDS}) -> ()",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
-)
+from attemper.sites.tap import in_backward, token
 
 
 @dataclass
@@ -157,12 +153,7 @@ _keys = count(1)
 _meters: WeakValueDictionary[int, EntropyMeter] = WeakValueDictionary()
 
 
-@torch.library.impl(LIBRARY, "entropy_and_slope", "CompositeExplicitAutograd")
+@operator(f"entropy_and_slope(Tensor(a!) token, int meter, {OPERANDS}) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
 def _entropy_and_slope(_token: Tensor, meter: int, *operands: Any) -> None:
     if not in_backward() and meter in _meters:  # no recomputation of a pass that was measured, no meter that is gone
         _meters[meter].measure(call_of(operands))
-
-
-@torch.library.register_fake("attemper::entropy_and_slope", lib=LIBRARY)
-def _(*_: object) -> None:
-    return None

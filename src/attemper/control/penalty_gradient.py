@@ -16,17 +16,9 @@ import torch
 from torch import Tensor
 
 from attemper.call import transforms
+from attemper.call.operator import operator
 from attemper.errors import InputError
-from attemper.sites.tap import LIBRARY, in_backward, token
-
-LIBRARY.define(
-    "penalised(Tensor(a!) token, Tensor values, Tensor counts, int site, bool tied) -> ()",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
-)
-LIBRARY.define(
-    "injected(Tensor grad, Tensor gradient, int site) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),
-)
+from attemper.sites.tap import in_backward, token
 
 
 @dataclass
@@ -158,7 +150,10 @@ def _where(key: int) -> str:
     return _entries[key].ledger.where if key in _entries else "regularize"
 
 
-@torch.library.impl(LIBRARY, "penalised", "CompositeExplicitAutograd")
+@operator(
+    "penalised(Tensor(a!) token, Tensor values, Tensor counts, int site, bool tied) -> ()",
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
 def _penalise(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> None:
     if in_backward() or site not in _entries:
         return  # a recomputation of rows that are counted, or a penalty that is gone
@@ -166,23 +161,17 @@ def _penalise(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: b
     entry.ledger.add(entry.name, values.clone(), counts.clone(), tied)
 
 
-@torch.library.register_fake("attemper::penalised", lib=LIBRARY)
-def _(_token: Tensor, values: Tensor, counts: Tensor, site: int, tied: bool) -> None:
-    return None
-
-
-@torch.library.impl(LIBRARY, "injected", "CompositeExplicitAutograd")
+@operator(
+    "injected(Tensor grad, Tensor gradient, int site) -> Tensor",
+    lambda grad, gradient, site: torch.empty_like(gradient),
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
 def _inject(grad: Tensor, gradient: Tensor, site: int) -> Tensor:
     del grad  # an argument so that no compiler runs this before the backward pass
     if site not in _entries:
         return torch.zeros_like(gradient)
     entry = _entries[site]
     return entry.ledger.weigh(entry.name, gradient)
-
-
-@torch.library.register_fake("attemper::injected", lib=LIBRARY)
-def _(grad: Tensor, gradient: Tensor, site: int) -> Tensor:
-    return torch.empty_like(gradient)
 
 
 class _Tie(torch.autograd.Function):

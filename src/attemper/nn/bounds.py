@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from attemper.call import transforms
+from attemper.call.operator import LIBRARY, operator
 from attemper.call.transforms import exports_to_onnx
 
 
@@ -33,19 +34,9 @@ def bounded_exponential(raw: Tensor, low: float, high: float) -> Tensor:
     return _exponential(raw, math.log(low), math.log(high))
 
 
-LIBRARY = torch.library.Library("attemper", "FRAGMENT")
-# Not torch.library.custom_op: its first call imports the compiler, torch._dynamo, for more than a second.
-LIBRARY.define("bounded_exponential(Tensor raw, float low, float high) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-
-
-@torch.library.impl(LIBRARY, "bounded_exponential", "CompositeExplicitAutograd")
+@operator("bounded_exponential(Tensor raw, float low, float high) -> Tensor", lambda raw, *_: torch.empty_like(raw))
 def _clamp_exp(raw: Tensor, low: float, high: float) -> Tensor:
     return _inside(raw, low, high).exp()
-
-
-@torch.library.register_fake("attemper::bounded_exponential", lib=LIBRARY)
-def _clamp_exp_fake(raw: Tensor, low: float, high: float) -> Tensor:
-    return torch.empty_like(raw)
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from attemper.call import transforms
 from attemper.call.attn_mask import ADVICE, is_plain, without_causal_bias
 from attemper.call.call_sums import fits
+from attemper.call.operator import operator
 from attemper.call.request import ScoreKeywords, autocast_together, check_window, options_of, shows_keywords
 from attemper.call.temperature import TEMPERATURE_ADVICE
 from attemper.call.transforms import constant_in_graphs, is_mapped
@@ -44,10 +45,7 @@ from attemper.sites.observation import (
 )
 from attemper.sites.sharded import first_head, is_dtensor, local, numbered_from
 
-LIBRARY = torch.library.Library("attemper", "FRAGMENT")
 _ARGUMENTS = f"Tensor(a!) token, str name, int module, {OPERANDS}"
-LIBRARY.define(f"tap({_ARGUMENTS}) -> ()", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe))
-LIBRARY.define(f"tap_into({_ARGUMENTS}) -> ()", tags=torch.Tag.pt2_compliant_tag)
 _TOKENS: dict[torch.device, Tensor] = {torch.device("cpu"): torch.zeros(1)}
 """Never written to. An operator that claims to write is not dropped from a graph for having no result."""
 
@@ -215,7 +213,7 @@ class _TapArguments:
         return _site(self.name, self.module)
 
 
-@torch.library.impl(LIBRARY, "tap", "CompositeExplicitAutograd")
+@operator(f"tap({_ARGUMENTS}) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
 def _tap(_token: Tensor, *given: Any) -> None:
     try:
         if not in_backward():
@@ -275,19 +273,13 @@ def _fill(tapped: _TapArguments) -> None:
     )
 
 
-@torch.library.impl(LIBRARY, "tap_into", "CompositeExplicitAutograd")
+@operator(f"tap_into({_ARGUMENTS}) -> ()")
 def _tap_into(_token: Tensor, *given: Any) -> None:
     try:
         if not in_backward():
             _fill(_TapArguments(*given))
     except Exception as error:
         tell(error, _everyone())
-
-
-@torch.library.register_fake("attemper::tap_into", lib=LIBRARY)
-@torch.library.register_fake("attemper::tap", lib=LIBRARY)
-def _tap_fake(*_: Any) -> None:
-    return None
 
 
 def site_of(buffer: tap_buffers.TapBuffer) -> nn.Module | None:
