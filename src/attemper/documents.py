@@ -1,4 +1,5 @@
-"""Files that somebody else may have written: JSON that is parsed strictly and held against a schema, and safetensors.
+"""Files that somebody else may have written: JSON that is parsed strictly and held against a schema, records that are
+made of it, and safetensors.
 
 Every reader of a file of ours goes through here, so that a damaged file is one ``InputError``, whatever is wrong in it.
 A schema is written as what it describes: ``str``, ``int``, ``float``, ``bool`` and ``None``; ``COUNT``, a whole number
@@ -11,15 +12,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attemper.errors import InputError
+from attemper.files import write_whole
 from attemper.text import clean_name
 
 if TYPE_CHECKING:
     import numpy as np
+
+Record = TypeVar("Record")
 
 COUNT = "a whole number from 0 on"
 LARGEST = 2**63 - 1
@@ -162,26 +169,66 @@ def _refusal(where: str, words: str, value: Any) -> InputError:
     return InputError(f"{place} must be {words}, got {shown}{more}.")
 
 
-def safetensors_bytes(arrays: Mapping[str, np.ndarray], text: str) -> bytes:
-    """A file of safetensors with these arrays, and ``text`` as its metadata "attemper"."""
-    import numpy as np
-    from safetensors.numpy import save
+_FIELDS: dict[str, Any] = {
+    "str": str,
+    "str | None": (str, None),
+    "int": COUNT,
+    "int | None": (COUNT, None),
+    "float": float,
+    "float | None": (float, None),
+    "bool": bool,
+    "tuple[float, float]": Row(float, float),
+    "tuple[int, ...]": [COUNT],
+    "tuple[int, ...] | None": ([COUNT], None),
+    "tuple[float, ...] | None": ([float], None),
+    "Mapping[str, str] | None": ({str: str}, None),
+    "Mapping[str, float] | None": ({str: float}, None),
+}
+"""What a field of a record may hold, by its annotation. No whole number of a record is below 0."""
 
-    # safetensors 0.8 writes the memory of an array as it lies, and that of columns in another order lies by columns.
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return save(whole, metadata={"attemper": text})
+
+@cache
+def schema_of(record: type[Any], *others: str) -> dict[str, Any]:
+    """What an object has of a dataclass: every field but ``others``. One with a default may be missing."""
+    own = [part for part in fields(record) if part.name not in others]
+    return {part.name if part.default is MISSING else f"{part.name}?": _FIELDS[str(part.type)] for part in own}
+
+
+def load_record(record: type[Record], document: Any, where: str, **given: Any) -> Record:
+    """``document`` as a record, each field checked by its annotation. A field with a default may be missing.
+
+    Args:
+        record: a dataclass.
+        where: the place of ``document`` in the whole, for errors.
+        given: fields that are loaded already: lists, arrays, and records within the record.
+    """
+    schema = schema_of(record, *given)
+    check_document(document, schema, where)
+    told = {plain: of for name, of in schema.items() if (plain := name.removesuffix("?")) in document}
+    return record(**given, **{name: _field(document[name], of) for name, of in told.items()})
+
+
+def _field(value: Any, schema: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return float(value) if schema in (float, (float, None)) and value is not None else value
 
 
 def read_safetensors(
-    path: Path, framework: str, *, what: str, again: str, tensors_of: str | None = None
+    path: Path,
+    framework: str,
+    *,
+    what: str,
+    again: str,
+    is_wanted: Callable[[Mapping[str, str]], bool] = lambda facts: True,
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Metadata and tensors of a file.
 
     Args:
         framework: "np" or "pt": whose tensors.
         what: it should hold, and ``again`` how it is made again, for messages.
-        tensors_of: tensors are read of a file whose metadata name this format alone; None reads them of any. A
-            checkpoint may be large, and of types that NumPy does not know.
+        is_wanted: whether tensors are read, by the metadata. A checkpoint may be large, and of types that NumPy does not
+            know.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -189,10 +236,49 @@ def read_safetensors(
     try:
         with safe_open(path, framework) as file:
             facts = dict(file.metadata() or {})
-            wanted = tensors_of is None or tensors_of in facts.get("attemper", "")
-            return facts, {key: file.get_tensor(key) for key in file.keys()} if wanted else {}  # noqa: SIM118
+            return facts, {key: file.get_tensor(key) for key in file.keys()} if is_wanted(facts) else {}  # noqa: SIM118
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror or error}.") from error
     # NumPy has no type for F8 and BF16, and says so by a TypeError.
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{name} is cut off or no {what} ({error}). {again}.") from error
+
+
+def write_own(
+    path: str | os.PathLike[str], form: str, version: int, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> Path:
+    """Writes a safetensors file of ours, whole or not at all: arrays, and a header as JSON in its metadata."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    text = json.dumps({"format": form, "version": version, **header}, allow_nan=False, ensure_ascii=False)
+    # safetensors 0.8 writes the memory of an array as it lies, and that of columns in another order lies by columns.
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return write_whole(path, save(whole, metadata={"attemper": text}), "reading")
+
+
+def read_own(
+    path: Path, form: str, *versions: int, what: str, writer: str, again: str, header_alone: bool = False
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and arrays of a file of ``write_own``.
+
+    Args:
+        form, versions: what its header may say; the last version is the newest.
+        what: such a file holds, ``writer`` what writes it, and ``again`` how it is made again, for messages.
+        header_alone: whether its arrays are left where they are.
+    """
+    name = clean_name(path.name)
+
+    def is_wanted(facts: Mapping[str, str]) -> bool:
+        return not header_alone and form in facts.get("attemper", "")
+
+    facts, arrays = read_safetensors(path, "np", what=what, again=again, is_wanted=is_wanted)
+    header = parse_json(facts.get("attemper", "{}"), f"{name} is damaged: its header")
+    if not isinstance(header, dict) or header.get("format") != form:
+        raise InputError(f"{name} is a safetensors file, but no {what}: {writer} writes one.")
+    if isinstance(header.get("version"), bool) or header.get("version") not in versions:
+        raise InputError(
+            f"{name} is of version {header.get('version')!r:.20} of the format; this attemper reads version "
+            f"{versions[-1]}. Read it with the attemper that wrote it, or a newer one."
+        )
+    return header, arrays

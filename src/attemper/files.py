@@ -1,7 +1,7 @@
 """Files that are written whole or not at all: a reader, or a machine that lost its power, finds the old or the new.
 
 ``check_target`` is asked before the work starts, ``write_whole`` puts text there, and ``replacement`` lends a path to
-libraries that write a file themselves. ``check_header`` knows files of ours again when they are read.
+libraries that write a file themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from attemper.errors import InputError
 from attemper.text import clean_name
@@ -125,24 +124,3 @@ def _message(what: str, path: str | os.PathLike[str], reason: str) -> str:
     name, example = clean_name(os.fspath(path)), f"{what}{SUFFIXES[what]}"
     advice = f"Name a file in a folder that exists, such as {example}."
     return f"the {what} cannot be written to {name!r}: {reason}. {advice}"
-
-
-def check_header(name: str, header: object, form: str, version: int, *, what: str, writer: str) -> dict[str, Any]:
-    """The fields of a header of ours that stands in a safetensors file.
-
-    Args:
-        name: of the file, for messages.
-        header: what was read.
-        form: its field ``format`` must be this.
-        version: its field ``version`` must be this.
-        what: such a file holds.
-        writer: what writes such files.
-    """
-    if not isinstance(header, dict) or header.get("format") != form:
-        raise InputError(f"{name} is a safetensors file, but no {what}: {writer} writes one.")
-    if isinstance(header.get("version"), bool) or header.get("version") != version:
-        raise InputError(
-            f"{name} is of version {header.get('version')!r:.20} of the format; this attemper reads version {version}. "
-            "Read it with the attemper that wrote it, or a newer one."
-        )
-    return header

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "statistics": {"checks", "errors"},
     "text": set(),
     "files": {"errors", "text"},
-    "documents": {"errors", "text"},
+    "documents": {"errors", "files", "text"},
     "schedules": set(),
     "backends": set(),
     "call": {"backends"},

@@ -15,7 +15,7 @@ from attemper.checks import indentation
 from attemper.control.fold import fold_
 from attemper.control.temper import Tempered, temper
 from attemper.control.temperature_file import place, read, write
-from attemper.documents import COUNT, Row, check_document
+from attemper.documents import check_document, load_record
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature
 from attemper.sites.find import chosen_sites
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 _KIND = "attemper-calibration"
-_SCHEMA = {
-    **dict.fromkeys(("before", "after"), float),
-    **dict.fromkeys(("interval", "bounds"), Row(float, float)),
-    **dict.fromkeys(("per", "method"), str),
-    **dict.fromkeys(("fitting", "held_out", "evaluations"), COUNT),
-    "converged": bool,
-    "sites": [str],
-}
-"""Of the metadata of a file."""
 _AT_A_BOUND = 1.02
 """A ratio to a bound under which a temperature counts as held by it."""
 
@@ -158,18 +149,16 @@ class Calibration:
         """
         tensors, about = read(path, _KIND)
         try:
-            check_document(about, _SCHEMA, "its metadata")
+            sites = check_document(about, {"sites": [str]}, "its metadata")["sites"]
+            if sorted(sites) != sorted(tensors):
+                raise InputError("its metadata names other sites than it has temperatures of.")
+            for site, found in tensors.items():
+                if found.dtype != torch.float64 or found.dim() != 1 or not len(found) or not (found > 0).all():
+                    raise InputError(f"temperatures of {clean(site)} are no numbers above 0.")
+            temperatures = {site: tuple(tensors[site].tolist()) for site in sites}
+            return load_record(cls, about, "its metadata", temperatures=temperatures)
         except InputError as error:
             raise InputError(f"{place(path)} is damaged: {error}") from error
-        sites: Any = about["sites"]
-        if sorted(sites) != sorted(tensors):
-            raise InputError(f"{place(path)} is damaged: its metadata names other sites than it has temperatures of.")
-        for site, found in tensors.items():
-            if found.dtype != torch.float64 or found.dim() != 1 or not len(found) or not (found > 0).all():
-                raise InputError(f"{place(path)} is damaged: temperatures of {clean(site)} are no numbers above 0.")
-        given: dict[str, Any] = {name: about[name] for name in _SCHEMA if name != "sites"}
-        given |= {name: tuple(given[name]) for name in ("interval", "bounds")}
-        return cls(temperatures={site: tuple(tensors[site].tolist()) for site in sites}, **given)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {site: torch.tensor(found, dtype=torch.float64) for site, found in self.temperatures.items()}

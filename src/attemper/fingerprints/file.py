@@ -7,7 +7,6 @@ a pair's key is hidden), ``lse`` where it is ``lse_keys``, ``tiled`` where outpu
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.documents import COUNT, check_document, parse_json, read_safetensors, safetensors_bytes
+from attemper.documents import COUNT, check_document, load_record, read_own, schema_of, write_own
 from attemper.errors import InputError
-from attemper.files import check_header, write_whole
 from attemper.fingerprints.encoding import EXPONENT, pack, unpack, wide
 from attemper.fingerprints.site import (
     ANCHORS,
@@ -49,7 +47,8 @@ _ROOM, _RATIO = 1 << 26, 16
 and rows is stored once, and is made as large as the header says.
 """
 
-_FACTS = tuple(one.name for one in fields(SiteFingerprint) if "ndarray" not in str(one.type))
+_ARRAYS = [one.name for one in fields(SiteFingerprint) if "ndarray" in str(one.type)]
+_FACTS = [one.name for one in fields(SiteFingerprint) if one.name not in _ARRAYS]
 """Fields of a site that stand in the header."""
 _WHOLE = ("rows", "pair_keys")
 LATER = ("attended", "change", "grams")
@@ -63,21 +62,13 @@ _WEIGHTS = "weights."
 """How the names of weights begin."""
 _FOLLOWING = ("final", "lse")
 """Fields that are left out where they follow from others."""
-_SITE = {
-    **dict.fromkeys(("name", "kind", "dtype", "matmul_precision"), str),
-    **dict.fromkeys(("order", "heads", "kv_heads", "head_dim", "keys"), COUNT),
-    **dict.fromkeys(("scale", "softcap", "weight_bits?", "weight_error?"), (float, None)),
-    "inv_freq": ([float], None),
-    "kept_heads?": ([COUNT], None),
-    "width?": (COUNT, None),
-}
 _HEADER = {
     "model": str,
     "tokens": (str, None),
     "lengths": [COUNT],
     "skipped": {str: str},
     "about": {str: object},
-    "sites": [_SITE],
+    "sites": [schema_of(SiteFingerprint, *_ARRAYS)],
     "output?": ({"name": str, "width": COUNT}, None),
 }
 """Of the metadata of a file."""
@@ -95,19 +86,12 @@ def save(
     for number, site in enumerate(sites):
         arrays |= _pack_site(site, f"{number}.")
         told.append({name: getattr(site, name) for name in _FACTS})
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        **facts,
-        "sites": told,
-        "output": None,
-    }
+    header = {**facts, "sites": told, "output": None}
     if output is not None:
         header["output"] = {name: getattr(output, name) for name in _OUTPUT_FACTS}
         for name in _OUTPUT_SHAPES:
             arrays |= pack(f"output.{name}", getattr(output, name), once=name != "rows")
-    text = json.dumps(header, allow_nan=False, ensure_ascii=False)
-    return write_whole(path, safetensors_bytes(arrays, text), "reading")
+    return write_own(path, FORMAT, VERSION, header, arrays)
 
 
 def _pack_site(site: SiteFingerprint, before: str) -> dict[str, np.ndarray]:
@@ -144,47 +128,34 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     version, or is something else.
     """
     path = Path(path)
-    name = clean_name(path.name)
-    facts, arrays = read_safetensors(path, "np", what="fingerprint", again=AGAIN, tensors_of=FORMAT)
-    header = parse_json(facts.get("attemper", "{}"), f"{name} is damaged: its header")
+    header, arrays = read_own(
+        *(path, FORMAT, PLAIN, SITES_ALONE, VERSION), what="fingerprint", writer="`attemper fingerprint`", again=AGAIN
+    )
     room = [_ROOM + _RATIO * sum(part.nbytes for part in arrays.values())]
-    told = header.get("version") if isinstance(header, dict) else None
-    plain, version = told == PLAIN, told if told in (PLAIN, SITES_ALONE) else VERSION
-    header = check_header(name, header, FORMAT, version, what="fingerprint", writer="`attemper fingerprint`")
+    version = header["version"]
     try:
         check_document(header, _HEADER, "")
         sites = tuple(
-            _plain_site(one, number, header, arrays) if plain else _site(one, number, arrays, version, room)
+            _plain_site(one, number, header, arrays) if version == PLAIN else _site(one, number, arrays, version, room)
             for number, one in enumerate(header["sites"])
         )
-        tokens = header["tokens"]
         return {
-            "model": str(header["model"]),
-            "tokens": None if tokens is None else str(tokens),
-            "lengths": tuple(map(int, header["lengths"])),
+            **{name: header[name] for name in ("model", "tokens", "skipped", "about")},
+            "lengths": tuple(header["lengths"]),
             "sites": sites,
-            "skipped": {str(key): str(reason) for key, reason in header["skipped"].items()},
-            "about": dict(header["about"]),
             "output": None if version < VERSION or header["output"] is None else _output(header["output"], arrays),
         }
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"{name} is damaged: its header does not fit its numbers ({error}). {AGAIN}.") from error
+        raise InputError(
+            f"{clean_name(path.name)} is damaged: its header does not fit its numbers ({error}). {AGAIN}."
+        ) from error
 
 
 def _output(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ModelOutput:
     rows = len(arrays["output.rows"])
     shaped = {name: (rows, *shape) for name, shape in _OUTPUT_SHAPES.items()}
     found = {name: unpack(f"output.{name}", arrays, shape, whole=name == "rows") for name, shape in shaped.items()}
-    return ModelOutput(str(facts["name"]), int(facts["width"]), **found)
-
-
-def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    later = ("width", "weight_bits", "weight_error")  # from version 3 on
-    given = {name: facts.get(name) if name in later else facts[name] for name in _FACTS if name != "kept_heads"}
-    kept = facts.get("kept_heads")  # files of before 0.2.0 keep all heads
-    given["kept_heads"] = None if kept is None else tuple(map(int, kept))
-    given["inv_freq"] = None if facts["inv_freq"] is None else tuple(map(float, facts["inv_freq"]))
-    return given
+    return ModelOutput(facts["name"], facts["width"], **found)
 
 
 def _later(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -200,24 +171,26 @@ def _site(
     """``room``: bytes that this and later sites may take, in a list of one."""
     import numpy as np
 
-    given, before = _facts(facts), f"{number}."
+    before = f"{number}."
     rows, (held, places) = len(arrays[before + "rows"]), arrays[before + "query"].shape[:2]
-    heads = given["heads"] if given["kept_heads"] is None else len(given["kept_heads"])
+    heads = len(_kept_heads(facts))
     if held != heads:  # before anything is made as large as the header says
         raise ValueError(f"{before}query holds {count(held, 'head')}, expected {heads}")
-    shapes = _shapes(given, rows, places)
+    shapes = _shapes(facts, rows, places)
     room[0] -= sum(4 * math.prod(shape) for shape in shapes.values())
     if room[0] < 0:
         raise ValueError(f"its sites take more than a file of this size can hold: {-room[0]:,} B")
-    whole = {name: unpack(before + name, arrays, shapes[name], whole=True) for name in (*_WHOLE, *COUNTS)}
+    given: dict[str, Any] = {
+        name: unpack(before + name, arrays, shapes[name], whole=True) for name in (*_WHOLE, *COUNTS)
+    }
     absent = (*_FOLLOWING, *(LATER if version < VERSION else ()))
     kept = [name for name in (*_NUMBERS, *STATISTICS, *_VECTORS) if name not in absent or before + name in arrays]
     numbers = _later(shapes) | {name: unpack(before + name, arrays, shapes[name]) for name in kept}
     numbers.setdefault("lse", np.copy(numbers["lse_keys"]))
     if "final" not in numbers:
         hidden = unpack(before + _HIDDEN, arrays, shapes["final"], whole=True) > 0
-        numbers["final"] = _final(numbers, given["softcap"], hidden)
-    given |= whole | numbers
+        numbers["final"] = _final(numbers, facts["softcap"], hidden)
+    given |= numbers
     given["counts"] = {name: given.pop(name) for name in COUNTS}
     given["statistics"] = {name: given.pop(name) for name in STATISTICS}
     start = before + _WEIGHTS
@@ -225,41 +198,43 @@ def _site(
         name, shape = clean_name(key.removeprefix(start)), (len(arrays[key]), 1 + SIDE**2)
         weight_shape(name)  # refuses another name
         given.setdefault("weights", {})[name] = unpack(key, arrays, shape)
-    site = SiteFingerprint(**given)
-    _check_heads(site)
-    return site
+    return _load_site(facts, given)
 
 
 def _plain_site(
     facts: Mapping[str, Any], number: int, header: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> SiteFingerprint:
     """Of a file of version 1."""
-    given = _facts(facts)
-    given |= {name: arrays[f"{number}.{name}"] for name in (*_WHOLE, *_NUMBERS) if name not in LATER}
+    given = {name: arrays[f"{number}.{name}"] for name in (*_WHOLE, *_NUMBERS) if name not in LATER}
     given |= {name: wide(arrays[f"{number}.{name}"]) for name in _VECTORS}
     for name, known in (("counts", COUNTS), ("statistics", STATISTICS)):
         stacked = dict(zip(header[name], arrays[f"{number}.{name}"], strict=True))
         given[name] = {key: stacked[key] for key in known}
-    given |= _later(_shapes(given, len(given["rows"]), given["query"].shape[1]))
-    site = SiteFingerprint(**given)
-    _check_heads(site)
+    wanted = _shapes(facts, len(given["rows"]), given["query"].shape[1])
+    site = _load_site(facts, given | _later(wanted))
     shapes = {name: getattr(site, name).shape for name in (*_WHOLE, *_NUMBERS, *_VECTORS)}
     shapes |= {name: part.shape for name, part in (*site.counts.items(), *site.statistics.items())}
-    for name, wanted in _shapes(given, len(site.rows), site.query.shape[1]).items():
-        if shapes[name] != wanted:
-            raise ValueError(f"{name} of site {site.order} is {list(shapes[name])}, expected {list(wanted)}")
+    for name, shape in wanted.items():
+        if shapes[name] != shape:
+            raise ValueError(f"{name} of site {site.order} is {list(shapes[name])}, expected {list(shape)}")
     return site
 
 
-def _check_heads(site: SiteFingerprint) -> None:
+def _load_site(facts: Mapping[str, Any], given: dict[str, Any]) -> SiteFingerprint:
+    site = load_record(SiteFingerprint, facts, "", **{"weights": {}, **given})
     if not set(site.numbers) <= set(range(site.heads)):
         raise ValueError(f"kept heads of site {site.order} are {list(site.numbers)}, it has {site.heads}")
+    return site
 
 
-def _shapes(given: Mapping[str, Any], rows: int, places: int) -> dict[str, tuple[int, ...]]:
+def _kept_heads(facts: Mapping[str, Any]) -> Sequence[int]:
+    """Files of before 0.2.0 keep all heads."""
+    return range(facts["heads"]) if facts.get("kept_heads") is None else facts["kept_heads"]
+
+
+def _shapes(facts: Mapping[str, Any], rows: int, places: int) -> dict[str, tuple[int, ...]]:
     """The shape of each array of a site."""
-    total, groups, size = (int(given[name]) for name in ("heads", "kv_heads", "head_dim"))
-    kept = range(total) if given["kept_heads"] is None else given["kept_heads"]
+    total, groups, size, kept = facts["heads"], facts["kv_heads"], facts["head_dim"], _kept_heads(facts)
     heads, read, sketch = len(kept), len(key_numbers(kept, total, groups)), 1 + PROJECTIONS
     return {
         "rows": (rows, 2),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attemper.documents import COUNT, check_document, parse_json
+from attemper.documents import load_record, parse_json, schema_of
 from attemper.errors import InputError
 
 SCHEMA = 2
@@ -49,24 +48,6 @@ def check_schema(document: Any) -> int:
     return schema
 
 
-_SCHEMAS: dict[str, Any] = {
-    "str": str,
-    "str | None": (str, None),
-    "int": COUNT,
-    "int | None": (COUNT, None),
-    "float | None": (float, None),
-    "bool": bool,
-    "Mapping[str, float] | None": ({str: float}, None),
-}
-"""What a field may hold, by its annotation. No whole number of a reading is below 0."""
-
-
-def check(annotation: str, value: Any, where: str) -> Any:
-    """``value`` if it may stand in a field of this annotation. ``where`` is the place of the field, for errors."""
-    check_document(value, _SCHEMAS[annotation], where)
-    return float(value) if annotation == "float | None" and value is not None else value
-
-
 def _present(document: Any, name: str, where: str) -> Any:
     if not isinstance(document, Mapping):
         raise InputError(f"{where or 'the document'} must be an object, got {document!r:.60}.")
@@ -84,17 +65,8 @@ def each(document: Any, name: str, where: str, load: Callable[[Any, str], Entry]
 
 
 def load(record: type[Entry], document: Any, where: str, **given: Any) -> Entry:
-    """``document`` as a record, each field checked by its annotation. A field with a default may be missing.
-
-    Args:
-        record: a dataclass.
-        where: the place of ``document`` in the whole, for errors.
-        given: fields that are loaded already: lists, and records within the record.
-    """
-    values = dict(given)
-    for part in fields(record):  # type: ignore[arg-type]
-        optional = isinstance(document, Mapping) and part.name not in document and part.default is not MISSING
-        if part.name not in given and not optional:
-            value = _present(document, part.name, where)
-            values[part.name] = check(str(part.type), value, f"{where}.{part.name}")
-    return record(**values)
+    """As ``load_record``, of a part of a scan."""
+    for name in schema_of(record, *given):
+        if not name.endswith("?"):
+            _present(document, name, where)
+    return load_record(record, document, where, **given)

@@ -5,18 +5,15 @@ A file holds no text, no token and no path.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.documents import COUNT, LARGEST, Row, check_document, parse_json, read_safetensors, safetensors_bytes
+from attemper.documents import COUNT, LARGEST, Row, check_document, load_record, read_own, write_own
 from attemper.errors import InputError
-from attemper.files import check_header, write_whole
-from attemper.readings.json_schema import load as load_record
 from attemper.readings.part import Part, Segment, Shard, label_list, merge
 from attemper.readings.reading import Skipped
 from attemper.readings.sample import SiteLabel
@@ -34,18 +31,6 @@ MOST_SHARDS = 1 << 20
 AGAIN = "Make it again with the command that wrote it"
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a file says of itself, before its sums are read."""
-
-    path: Path
-    fields: Mapping[str, Any]
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        return tuple(_shard(one) for segment in self.fields["segments"] for one in segment["shards"])
-
-
 def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) -> Path:
     """Writes a part, whole or not at all. ``unfinished``: it holds the first blocks of a shard, from which a later scan
     goes on.
@@ -60,8 +45,6 @@ def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) 
             sites.append(about | ({"roles": site.roles} if site.roles else {}))
         segments.append({"shards": [asdict(shard) for shard in segment.shards], "sites": sites})
     header = {
-        "format": FORMAT,
-        "version": VERSION,
         "unfinished": unfinished,
         "columns": columns,
         **{name: getattr(part, name) for name in _PLAIN},
@@ -69,8 +52,7 @@ def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) 
         "dropped": [[*key, why] for key, why in part.dropped.items()],
         "segments": segments,
     }
-    text = json.dumps(header, allow_nan=False, ensure_ascii=False)
-    return write_whole(path, safetensors_bytes(arrays, text), "reading")
+    return write_own(path, FORMAT, VERSION, header, arrays)
 
 
 _PLAIN = (
@@ -80,12 +62,6 @@ _PLAIN = (
 """Fields of ``Part`` that stand in the header as they are."""
 
 
-_SHARD: dict[str, Any] = {
-    **dict.fromkeys(("index", "texts?", "blocks?"), (COUNT, None)),
-    "label": str,
-    "tokens": COUNT,
-    "digest?": (str, None),
-}
 _SITE = {
     "label": {},
     "queries": COUNT,
@@ -104,7 +80,7 @@ _HEADER: dict[str, Any] = {
     "columns": [Row(str, COUNT)],
     "skipped": [{"name": str, "reason": str}],
     "dropped": [Row(str, str, str, str)],
-    "segments": [{"shards": [_SHARD], "sites": [_SITE]}],
+    "segments": [{"sites": [_SITE]}],
 }
 """Of the metadata of a file."""
 
@@ -120,16 +96,15 @@ def load(path: Path, *, unfinished: bool = False) -> Part:
     def damage(error: Exception) -> InputError:
         return InputError(f"{_name(path)} is damaged: its header does not fit its numbers ({error}). {AGAIN}.")
 
-    header = read_header(path)
-    if header.fields.get("unfinished") and not unfinished:
+    header, arrays = _read(path)
+    if header.get("unfinished") and not unfinished:
         raise InputError(f"{_name(path)} is an unfinished shard. Run the command that started it again to finish it.")
-    _, arrays = read_safetensors(path, "np", what="reading", again=AGAIN)
     try:
-        check_document(header.fields, _HEADER, "")
+        check_document(header, _HEADER, "")
     except InputError as error:
         raise damage(error) from error
     try:
-        return _part(header.fields, arrays)
+        return _part(header, arrays)
     except InputError as error:
         raise InputError(f"{_name(path)}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -140,27 +115,27 @@ def merge_files(paths: Iterable[Path]) -> Part:
     """One part of all files. They are read one after another in the order of their shards: memory does not grow with
     their number.
     """
-    headers = [read_header(path) for path in paths]
+    headers = [(path, _read(path, header_alone=True)[0]) for path in paths]
     if not headers:
         raise InputError("there is nothing to merge: no file was named.")
     owners: dict[tuple[str, object], Path] = {}
-    for header in headers:
-        for shard in header.shards:
-            owned = shard.label, header.fields.get("model_hash")  # of another model they are refused for that
+    for path, header in headers:
+        for shard in header["shards"]:
+            owned = shard.label, header.get("model_hash")  # of another model they are refused for that
             if owned in owners:
-                first, path = owners[owned], header.path
+                first = owners[owned]
                 both = " and ".join(clean_name(one if first.name == path.name else one.name) for one in (first, path))
                 raise InputError(
                     f"shard {clean_name(shard.label)} is there twice, in {both}: its texts would count double. Leave "
                     "one of them out."
                 )
-            owners[owned] = header.path
-    headers.sort(key=lambda header: header.shards[0].order)
-    whole = load(headers[0].path)
-    for header in headers[1:]:
-        name = _name(header.path)
+            owners[owned] = path
+    headers.sort(key=lambda one: one[1]["shards"][0].order)
+    whole = load(headers[0][0])
+    for path, _ in headers[1:]:
+        name = _name(path)
         try:
-            whole = merge([whole, load(header.path)])
+            whole = merge([whole, load(path)])
         except InputError as error:
             raise error if str(error).startswith(name) else InputError(f"{name}: {error}") from error
     return whole
@@ -181,22 +156,24 @@ def part_files(folder: Path) -> list[Path]:
     return found
 
 
-def read_header(path: Path) -> Header:
-    """What a file says of itself."""
+def _read(path: Path, *, header_alone: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header of a file, with its shards as records, and its arrays."""
     if is_json(path):
         raise InputError(
             f"{_name(path)} is the JSON of a scan: its numbers are means, which do not add up. Merge files of "
             "Scan.save or `attemper scan --out`; attemper.open reads the JSON, and attemper.compare compares it."
         )
-    facts, _ = read_safetensors(path, "np", what="reading", again=AGAIN, tensors_of="")
-    fields = parse_json(facts.get("attemper", "{}"), f"{_name(path)} is damaged: its header")
-    fields = check_header(_name(path), fields, FORMAT, VERSION, what="reading", writer="Scan.save")
+    header, arrays = read_own(
+        path, FORMAT, VERSION, what="reading", writer="Scan.save", again=AGAIN, header_alone=header_alone
+    )
     try:
-        header = Header(path, fields)
-        assert header.shards
+        for segment in header["segments"]:
+            segment["shards"] = tuple(map(_shard, segment["shards"]))
+        header["shards"] = tuple(shard for segment in header["segments"] for shard in segment["shards"])
+        assert header["shards"]
     except (AssertionError, KeyError, TypeError, InputError) as error:
         raise InputError(f"{_name(path)} is damaged: its header names no shards ({error}). {AGAIN}.") from error
-    return header
+    return header, arrays
 
 
 def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
@@ -212,13 +189,13 @@ def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
         sites = [
             _site(one, arrays[f"{number}.{place}"], order, fewest_keys) for place, one in enumerate(segment["sites"])
         ]
-        segments.append(Segment(tuple(map(_shard, segment["shards"])), {site.key: site for site in sites}))
+        segments.append(Segment(segment["shards"], {site.key: site for site in sites}))
     plain: dict[str, Any] = {name: fields[name] for name in _PLAIN}
     plain |= {name: tuple(fields[name]) for name in ("backends", "computed_on")}
     return Part(
         **plain,
         segments=tuple(segments),
-        skipped=tuple(Skipped(str(one["name"]), str(one["reason"])) for one in fields["skipped"]),
+        skipped=tuple(Skipped(one["name"], one["reason"]) for one in fields["skipped"]),
         dropped={(name, kind, mode): why for name, kind, mode, why in fields["dropped"]},
     )
 
@@ -261,7 +238,7 @@ def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], fewest_
     label = load_record(SiteLabel, fields["label"], "label")
     if sums.dtype != "float64" or len(sums) != label.heads:
         raise ValueError(f"sums {sums.shape} {sums.dtype} of {clean_name(label.name)}, whose heads are {label.heads}")
-    module, call = map(int, fields["order"])
+    module, call = fields["order"]
     if sums.shape[1] in order:
         sums = np.pad(sums, ((0, 0), (0, 1)))
     sums = sums[:, order]
@@ -270,10 +247,10 @@ def _site(fields: Mapping[str, Any], sums: np.ndarray, order: list[int], fewest_
         raise ValueError(f"{clean_name(label.name)} has numbers of rows that are no whole numbers from 0 on")
     if (sums[:, places(fewest_keys)["logit_variance"]] < 0).any():
         raise ValueError(f"{clean_name(label.name)} has variances below 0")
-    roles = {str(name): tuple(scores) for name, scores in fields.get("roles", {}).items()}
+    roles = {name: tuple(scores) for name, scores in fields.get("roles", {}).items()}
     if any(len(scores) != label.heads for scores in roles.values()):
         raise ValueError(f"{clean_name(label.name)} has scores of roles that are not one for each head")
-    return SiteTotals(label, int(fields["queries"]), int(fields["keys"]), (module, call), sums, roles)
+    return SiteTotals(label, fields["queries"], fields["keys"], (module, call), sums, roles)
 
 
 def _shard(fields: Mapping[str, Any]) -> Shard:

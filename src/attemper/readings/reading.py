@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from attemper.checks import indentation
 from attemper.documents import check_document
-from attemper.errors import InputError
-from attemper.readings.json_schema import SCHEMA, check, check_schema, each, load, parse
+from attemper.readings.json_schema import SCHEMA, check_schema, each, load, parse
 from attemper.readings.labels import kind_of, layer_of
 from attemper.readings.roles import ROLES, RoleScores, role_of
 from attemper.text import count
@@ -126,9 +125,8 @@ class HeadReading:
     def from_dict(cls, document: Any, where: str = "head") -> Self:
         """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
         buckets = each(document, "by_visible_keys", where, VisibleKeyBucket.from_dict)
-        histogram = each(document, "normalized_entropy_histogram", where, lambda rows, place: check("int", rows, place))
         roles = check_document(document.get("roles"), ({str: (float, None)}, None), f"{where}.roles")
-        return load(cls, document, where, by_visible_keys=buckets, normalized_entropy_histogram=histogram, roles=roles)
+        return load(cls, document, where, by_visible_keys=buckets, roles=roles)
 
 
 @dataclass(frozen=True)
@@ -335,7 +333,6 @@ class Reading:
             sites=each(document, "sites", "", SiteReading.from_dict),
             skipped=each(document, "skipped", "", lambda entry, place: load(Skipped, entry, place)),
             alarms=each(document, "alarms", "", lambda entry, place: load(Alarm, entry, place)),
-            versions=_versions(document.get("versions")),
         )
         return reading if schema > 1 else replace(reading, sites=tuple(map(_upgrade, reading.sites)))
 
@@ -405,11 +402,3 @@ def _upgrade(site: SiteReading) -> SiteReading:
         for head in site.heads
     )
     return replace(site, layer=layer, heads=tuple(heads))
-
-
-def _versions(value: Any) -> dict[str, str] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise InputError(f"versions must be an object or null, got {value!r:.60}.")
-    return {str(name): check("str", of, f"versions.{name}") for name, of in value.items()}
