@@ -18,7 +18,7 @@ from attemper.checks import refuse_nested
 from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights
 from attemper.nn.normalizers import Normalizer
-from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, times
+from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, product_of
 from attemper.statistics import asked_names
 
 TemperatureArgument = Temperature | float | Tensor | None
@@ -279,12 +279,9 @@ def _temperature(
     layer: Layer, query: Tensor, keys: int, mask: Tensor | None, causal: bool, hidden: Tensor
 ) -> float | Tensor:
     """The product of a layer's own temperature and of those that it was given later; 1 where it has none."""
-    product: Tensor | None = None
-    for name, part in layer.named_children():
-        if isinstance(part, Temperature) and (name == "temperature" or name.startswith(ADDED)):
-            counts = visible_keys(query, keys, mask, causal) if part.follows("follows_length") else None
-            given = part(query, hidden=hidden, visible_keys=counts)
-            product = given if product is None else times(product, given)
+    children = ((name, part) for name, part in layer.named_children() if isinstance(part, Temperature))
+    own = [part for name, part in children if name == "temperature" or name.startswith(ADDED)]
+    product = product_of(own, query, hidden, lambda: visible_keys(query, keys, mask, causal))
     return 1.0 if product is None else product
 
 

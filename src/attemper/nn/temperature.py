@@ -346,6 +346,17 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def product_of(
+    temperatures: Iterable[Temperature], query: Tensor, hidden: Tensor | None, counts: Callable[[], Tensor]
+) -> Tensor | None:
+    """The product of temperatures, broadcastable to [B, H, Q]; None of none. ``counts``: the keys that queries see."""
+    product: Tensor | None = None
+    for given in temperatures:
+        part = given(query, hidden=hidden, visible_keys=counts() if given.follows("follows_length") else None)
+        product = part if product is None else times(product, part)
+    return product
+
+
 def times(one: Tensor, other: Tensor) -> Tensor:
     """The product of two temperatures. Where one is infinite it is infinite, and nothing flows back."""
     infinite = torch.isinf(one) | torch.isinf(other)

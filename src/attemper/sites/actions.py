@@ -27,7 +27,7 @@ from attemper.call.visible_keys import visible_keys
 from attemper.errors import InputError
 from attemper.functional.attention import attention
 from attemper.nn.normalizers import Normalizer
-from attemper.nn.temperature import ACTIONS, Temperature, times
+from attemper.nn.temperature import ACTIONS, Temperature, product_of
 from attemper.sites.names import names_of
 from attemper.sites.observation import AttentionCall, beside, check_mask, report
 from attemper.statistics import rowwise_names
@@ -204,18 +204,6 @@ def modules_with_normalizer(model: nn.Module) -> list[str]:
     return [name for module, name in names_of(model).items() if normalizer_of(module) is not None]
 
 
-def temperature_of(
-    module: nn.Module, query: Tensor, counts: Callable[[], Tensor], hidden: Tensor | None
-) -> Tensor | None:
-    """The product of a module's temperatures, broadcastable to [B, H, Q]; None where it has none."""
-    product: Tensor | None = None
-    for given in temperatures(module):
-        visible = counts() if given.follows("follows_length") else None
-        part = given(query, hidden=hidden, visible_keys=visible)
-        product = part if product is None else times(product, part)
-    return product
-
-
 def query_over_temperature(query: Tensor, temperature: Tensor) -> Tensor:
     """``query`` [B, H, Q, D] divided by ``temperature``, in float32 at least and rounded to the query's type.
 
@@ -237,7 +225,8 @@ def attend(made: ModelCall) -> Any:
     frame = actions.frame()
     frame.met = True
     if actions.temperatures:
-        temperature = temperature_of(module, query, lambda: key_counts(_call_of(made, made.query)), frame.hidden)
+        given, counts = temperatures(module), lambda: key_counts(_call_of(made, made.query))
+        temperature = product_of(given, query, frame.hidden, counts)
         assert temperature is not None
         query = query_over_temperature(query, temperature)
     listeners = [listener for listener in actions.listeners if listener.wants(module)]

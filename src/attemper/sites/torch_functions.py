@@ -23,6 +23,7 @@ from attemper.call.attn_mask import alignment_of, is_causal_bias, sizes_of
 from attemper.call.request import Options
 from attemper.errors import InputError
 from attemper.nn.attention import attend_padded
+from attemper.nn.temperature import product_of
 from attemper.sites import softmax_by_hand
 from attemper.sites.actions import (
     Actions,
@@ -31,7 +32,6 @@ from attemper.sites.actions import (
     attend,
     normalizer_of,
     output_and_statistics,
-    temperature_of,
     temperatures,
 )
 from attemper.sites.identity import DIFFERENCE, Origins, following
@@ -355,14 +355,12 @@ def _with_tempered_projection(module: nn.Module, given: dict[str, Any]) -> dict[
     heads, size = given["num_heads"], given["embed_dim_to_check"]
     stand_in = given["query"].new_empty(1, heads, 1, 1)
     for part in temperatures(module):
-        if any(
-            getattr(factor, what, False) for factor in part.modules() for what in ("follows_input", "follows_length")
-        ):
+        if part.follows("follows_input") or part.follows("follows_length"):
             raise InputError(
                 f"{type(part).__name__} differs from query to query, and nn.MultiheadAttention takes one temperature "
                 "per head: put attemper.nn.MultiheadAttention(..., temperature=...) in its place."
             )
-    product = temperature_of(module, stand_in, lambda: stand_in, None)
+    product = product_of(temperatures(module), stand_in, None, lambda: stand_in)
     assert product is not None
     factors = product.reciprocal().expand(1, heads, 1).reshape(heads, 1).expand(heads, size // heads).reshape(size)
     changed: dict[str, Any] = {}
