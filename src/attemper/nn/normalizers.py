@@ -142,7 +142,47 @@ class Threshold(Normalizer):
         return f"min_weight={self.min_weight:g}"
 
 
-class Entmax(Normalizer):
+class _PerHead(Normalizer):
+    """A normalizer with a parameter that is a number or one per head, fixed or learned."""
+
+    options = ("value",)
+    argument_name: ClassVar[str]
+    parameter: ClassVar[str] = "learned"
+    """The attribute that holds what is learned; None where nothing is."""
+    fixed: Tensor
+
+    def __init__(self, initial: float | Tensor, learned: bool, num_heads: int, dim: int) -> None:
+        super().__init__(dim)
+        start = _start(type(self).__name__, self.argument_name, initial, learned, num_heads)
+        self._number = None if isinstance(initial, Tensor) or learned else float(initial)
+        setattr(self, self.parameter, nn.Parameter(start) if learned else None)
+        self.register_buffer("fixed", start if isinstance(initial, Tensor) and not learned else None)
+
+    @property
+    def value(self) -> float | Tensor:
+        """The number, or the tensor [num_heads]."""
+        learned = getattr(self, self.parameter)
+        if learned is not None:
+            return learned
+        return self.fixed if self._number is None else self._number
+
+    def argument(self) -> float | Tensor:
+        return self.value
+
+    @classmethod
+    def from_form(cls, options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        if cls.parameter in tensors:
+            return cls(learned=True, num_heads=len(tensors[cls.parameter]))  # pyright: ignore[reportCallIssue]
+        return cls(tensors["fixed"] if "fixed" in tensors else options[cls.options[0]])  # pyright: ignore[reportCallIssue]
+
+    def extra_repr(self) -> str:
+        learned = getattr(self, self.parameter)
+        if learned is not None:
+            return f"learned, heads={len(learned)}"
+        return f"heads={len(self.fixed)}" if self._number is None else f"{self.argument_name}={self._number:g}"
+
+
+class Entmax(_PerHead):
     r"""alpha-entmax, alpha fixed or learned: 1 is softmax, 2 sparsemax. :func:`~attemper.functional.entmax`.
 
     What is learned is log(alpha - 1), so that no optimizer step leaves [1 + 1e-3, 10]; its gradient is exact. Above
@@ -159,89 +199,38 @@ class Entmax(Normalizer):
     """
 
     name, function, options = "entmax", staticmethod(sparse.entmax), ("alpha",)
+    argument_name, parameter = "alpha", "log_excess"
     FLOOR, CEILING = 1e-3, 9.0
-    fixed: Tensor
+    log_excess: nn.Parameter | None
 
     def __init__(
         self, alpha: float | Tensor = 1.5, *, learned: bool = False, num_heads: int = 1, dim: int = -1
     ) -> None:
-        super().__init__(dim)
         given = alpha.tolist() if isinstance(alpha, Tensor) and alpha.dim() == 1 else [alpha]
         for one in given:
             normalizer.entmax(one)
-        self.log_excess: nn.Parameter | None = None
-        self._number = None if isinstance(alpha, Tensor) or learned else float(alpha)
-        start = _start("Entmax", "alpha", alpha, learned, num_heads)
-        self.register_buffer("fixed", start if isinstance(alpha, Tensor) and not learned else None)
-        if learned:
+        super().__init__(alpha, learned, num_heads, dim)
+        if self.log_excess is not None:
             low, high = 1 + self.FLOOR, 1 + self.CEILING
             if not all(low <= one <= high for one in given):
                 raise InputError(
                     f"Entmax(alpha={alpha}, learned=True) must start between {low} and {high}: at 1 it is softmax, "
                     "which alpha leaves by no step of its logarithm."
                 )
-            self.log_excess = nn.Parameter((start - 1).clamp(min=self.FLOOR).log())
-
-    @property
-    def alpha(self) -> float | Tensor:
-        """The number, or the tensor [num_heads], float32 at least: 1 + 1e-3 is 1 in half precision."""
-        if self.log_excess is None:
-            return self.fixed if self._number is None else self._number
-        wide = torch.promote_types(self.log_excess.dtype, torch.float32)
-        return 1 + bounded_exponential(self.log_excess.to(wide), self.FLOOR, self.CEILING)
-
-    def argument(self) -> float | Tensor:
-        return self.alpha
-
-    def normalization(self) -> Normalization:
-        return normalizer.entmax(self.alpha)
-
-    @classmethod
-    def from_form(cls, options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        if "log_excess" in tensors:
-            return cls(1.5, learned=True, num_heads=len(tensors["log_excess"]))
-        return cls(tensors["fixed"] if "fixed" in tensors else options["alpha"])
-
-    def extra_repr(self) -> str:
-        if self.log_excess is not None:
-            return f"learned, heads={len(self.log_excess)}"
-        return f"heads={len(self.fixed)}" if self._number is None else f"alpha={self._number:g}"
-
-
-class _PerHead(Normalizer):
-    """A normalizer with a parameter that is a number or one per head, fixed or learned."""
-
-    options = ("value",)
-    fixed: Tensor
-
-    def __init__(self, name: str, initial: float | Tensor, learned: bool, num_heads: int, dim: int) -> None:
-        super().__init__(dim)
-        start = _start(type(self).__name__, name, initial, learned, num_heads)
-        self._number = None if isinstance(initial, Tensor) or learned else float(initial)
-        self.learned = nn.Parameter(start) if learned else None
-        self.register_buffer("fixed", start if isinstance(initial, Tensor) and not learned else None)
-        self._name = name
+            self.log_excess.data = (self.log_excess.data - 1).clamp(min=self.FLOOR).log()
 
     @property
     def value(self) -> float | Tensor:
-        """The number, or the tensor [num_heads]."""
-        if self.learned is not None:
-            return self.learned
-        return self.fixed if self._number is None else self._number
+        """The number, or the tensor [num_heads], float32 at least: 1 + 1e-3 is 1 in half precision."""
+        if self.log_excess is None:
+            return super().value
+        wide = torch.promote_types(self.log_excess.dtype, torch.float32)
+        return 1 + bounded_exponential(self.log_excess.to(wide), self.FLOOR, self.CEILING)
 
-    def argument(self) -> float | Tensor:
-        return self.value
+    alpha = value
 
-    @classmethod
-    def from_form(cls, options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        if "learned" in tensors:
-            return cls(torch.zeros(len(tensors["learned"])), learned=True)  # pyright: ignore[reportCallIssue]
-        return cls(tensors["fixed"] if "fixed" in tensors else options["value"])  # pyright: ignore[reportCallIssue]
-
-    def extra_repr(self) -> str:
-        if self.learned is not None:
-            return f"learned, heads={len(self.learned)}"
-        return f"heads={len(self.fixed)}" if self._number is None else f"{self._name}={self._number:g}"
+    def normalization(self) -> Normalization:
+        return normalizer.entmax(self.value)
 
 
 class Sigmoid(_PerHead):
@@ -256,10 +245,10 @@ class Sigmoid(_PerHead):
         num_heads: how many there are: 1, or the number of query heads.
     """
 
-    name, function = "sigmoid", staticmethod(normalizers.sigmoid)
+    name, function, argument_name = "sigmoid", staticmethod(normalizers.sigmoid), "bias"
 
     def __init__(self, bias: float | Tensor = 0.0, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
-        super().__init__("bias", bias, learned, num_heads, dim)
+        super().__init__(bias, learned, num_heads, dim)
 
 
 class Sink(_PerHead):
@@ -272,9 +261,10 @@ class Sink(_PerHead):
     """
 
     name, function, options = "sink", staticmethod(normalizers.softmax_with_sink), ()
+    argument_name = "logit"
 
     def __init__(self, num_heads: int = 1, *, initial: float = 0.0, dim: int = -1) -> None:
-        super().__init__("logit", initial, True, num_heads, dim)
+        super().__init__(initial, True, num_heads, dim)
 
     @classmethod
     def from_form(cls, options: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
@@ -293,10 +283,10 @@ class ScalableSoftmax(_PerHead):
         num_heads: how many there are: 1, or the number of query heads.
     """
 
-    name, function = "scalable_softmax", staticmethod(normalizers.scalable_softmax)
+    name, function, argument_name = "scalable_softmax", staticmethod(normalizers.scalable_softmax), "s"
 
     def __init__(self, s: float | Tensor = 1.0, *, learned: bool = False, num_heads: int = 1, dim: int = -1) -> None:
-        super().__init__("s", s, learned, num_heads, dim)
+        super().__init__(s, learned, num_heads, dim)
 
 
 MODULES: tuple[type[Normalizer], ...] = (
