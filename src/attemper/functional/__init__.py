@@ -23,11 +23,14 @@ from attemper.functional.measures import (
     softmax_jacobian,
     statistics,
 )
-from attemper.functional.normalizers import scalable_softmax, sigmoid, softmax_plus_one, softmax_with_sink
-from attemper.functional.sparse import (
+from attemper.functional.normalizers import (
     entmax,
     entmax15,
     entmax_iterations,
+    scalable_softmax,
+    sigmoid,
+    softmax_plus_one,
+    softmax_with_sink,
     sparsemax,
     threshold_softmax,
     topk_softmax,

@@ -1,7 +1,8 @@
-"""Normalizers that give every visible key a share: softmax with a sink or scaled by log n, and sigmoid.
+"""Normalizers: softmax with a sink or scaled by log n, sigmoid, and those with weights of exactly 0: sparsemax, entmax,
+and softmax over the largest scores or weights alone.
 
-``softmax`` itself stands in ``measures.py``, those that give a weight of exactly 0 in ``sparse.py``. For all of them a
-row with nothing visible is all 0, and a row with a visible NaN or +inf is NaN. All are twice differentiable.
+``softmax`` itself stands in ``measures.py``. For all of them a row with nothing visible is all 0, and a row with a
+visible NaN or +inf is NaN. All are twice differentiable.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import math
 import torch
 from torch import Tensor
 
+from attemper.call import normalizer, row_operator
+from attemper.call.transforms import SOFTMAX_INSTEAD, refuse_onnx
 from attemper.errors import InputError
-from attemper.functional.measures import ScoreRow, divisor_of, keys_last, of_each_row, quotient
+from attemper.functional.measures import ScoreRow, divisor_of, keys_last, of_each_row, quotient, softmax
 
 _SINK_ADVICE = "A sink is one logit for each row, such as [H, 1] for scores [B, H, Q, K]."
 _BIAS_ADVICE = "It is added to the scores: one for each row, such as [H, 1] for scores [B, H, Q, K]."
 _SCALE_ADVICE = "It multiplies log n: one for each row, such as [H, 1] for scores [B, H, Q, K]; 1 is a common start."
+_ALPHA_ADVICE = "1 is softmax, 1.5 entmax15, 2 sparsemax; larger is sparser. One for each row: [H, 1] for heads."
 
 
 def softmax_with_sink(
@@ -54,7 +58,9 @@ def softmax_with_sink(
         >>> softmax_with_sink(torch.zeros(3), 0.0)
         tensor([0.2500, 0.2500, 0.2500])
     """
-    return _with_sink("softmax_with_sink", scores, sink_logits, dim, temperature, dtype)
+    row = ScoreRow.of("softmax_with_sink", scores, dim, temperature)
+    sink = per_row("softmax_with_sink", "sink_logits", sink_logits, row.weights, _SINK_ADVICE)
+    return _beside_sink(row, sink).movedim(-1, dim).to(dtype or scores.dtype)
 
 
 def softmax_plus_one(
@@ -85,7 +91,8 @@ def softmax_plus_one(
         >>> softmax_plus_one(torch.zeros(3))
         tensor([0.2500, 0.2500, 0.2500])
     """
-    return _with_sink("softmax_plus_one", scores, 0.0, dim, temperature, dtype)
+    row = ScoreRow.of("softmax_plus_one", scores, dim, temperature)
+    return _beside_sink(row, 0.0).movedim(-1, dim).to(dtype or scores.dtype)
 
 
 def scalable_softmax(
@@ -171,23 +178,222 @@ def sigmoid(
     visible = x != -math.inf
     z = over_temperature("sigmoid", torch.where(visible, x, 0.0), temperature)
     z = z + (shift[..., None] if isinstance(shift, Tensor) else shift)
-    weights = with_broken_rows(x, torch.where(visible, torch.sigmoid(z), 0.0))
+    weights = torch.where(visible, torch.sigmoid(z), 0.0)
+    if x.shape[-1]:
+        weights = torch.where(x.detach().amax(-1, keepdim=True) < math.inf, weights, math.nan)
     return weights.movedim(-1, dim).to(dtype or scores.dtype)
 
 
-def _with_sink(
-    where: str,
-    scores: Tensor,
-    sink_logits: float | Tensor,
-    dim: int,
-    temperature: float | Tensor,
-    dtype: torch.dtype | None,
+def sparsemax(
+    scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, dtype: torch.dtype | None = None
 ) -> Tensor:
-    row = ScoreRow.of(where, scores, dim, temperature)
-    sink = per_row(where, "sink_logits", sink_logits, row.weights, _SINK_ADVICE)
+    r"""The point of the simplex nearest to the scores: weights of low scores are exactly 0.
+
+    .. math:: w_j = [z_j - \tau]_+, \quad \sum_j w_j = 1, \quad z = x / T
+
+    A key whose score is 1 (times the temperature) or more below the largest has no weight, and no gradient.
+
+    Args:
+        scores: x, floating; ``-inf`` hides a key.
+        dim: the dimension of the keys.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. A tensor is differentiated.
+        dtype: of the result; None for that of ``scores``. The arithmetic is float32 at least.
+
+    Returns:
+        Weights in the shape of ``scores``; rows sum to 1 up to the rounding of ``dtype``. Differentiable, twice.
+
+    Raises:
+        InputError: scores are not floating, there is no such ``dim``, a number temperature is NaN or not above 0, or a
+            tensor of them does not fit.
+
+    Source:
+        Martins and Astudillo 2016, "From Softmax to Sparsemax"; tau is found by the iteration of Michelot 1986.
+
+    Example:
+        >>> sparsemax(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+    z = tempered_scores("sparsemax", keys_last("sparsemax", scores, dim), temperature)
+    return _weights("sparsemax", "sparsemax", z, dim, dtype or scores.dtype)
+
+
+def entmax15(
+    scores: Tensor, *, dim: int = -1, temperature: float | Tensor = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    r"""Half way from softmax to sparsemax: weights of low scores are exactly 0, and reach it smoothly.
+
+    .. math:: w_j = [z_j / 2 - \tau]_+^2, \quad \sum_j w_j = 1, \quad z = x / T
+
+    A key whose score is 2 (times the temperature) or more below the largest has no weight, and no gradient.
+
+    Args and errors as :func:`sparsemax`. Returns weights in the shape of ``scores``, differentiable twice.
+
+    Source:
+        Peters, Niculae and Martins 2019, "Sparse Sequence-to-Sequence Models".
+
+    Example:
+        >>> entmax15(torch.tensor([1.0, 1.0, -1.0]))
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+    z = tempered_scores("entmax15", keys_last("entmax15", scores, dim), temperature)
+    return _weights("entmax15", "entmax15", z, dim, dtype or scores.dtype)
+
+
+def entmax(
+    scores: Tensor,
+    alpha: float | Tensor = 1.5,
+    *,
+    dim: int = -1,
+    temperature: float | Tensor = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""alpha-entmax, from softmax (alpha = 1) over sparsemax (2) towards the largest score alone.
+
+    .. math:: w_j = [(\alpha - 1) z_j - \tau]_+^{1 / (\alpha - 1)}, \quad \sum_j w_j = 1, \quad z = x / T
+
+    It maximises :math:`w \cdot z` plus the Tsallis entropy :math:`(1 - \sum_j w_j^\alpha) / (\alpha (\alpha - 1))`.
+
+    Args:
+        scores: x, floating; ``-inf`` hides a key.
+        alpha: at least 1, a number or broadcastable to ``scores`` without ``dim``, such as [H, 1] for heads. A tensor
+            is differentiated, exactly, down to 1; its numbers are not checked: a row where it is below 1 is NaN.
+        dim: the dimension of the keys.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. A tensor is differentiated.
+        dtype: of the result; None for that of ``scores``. The arithmetic is float32 at least.
+
+    Returns:
+        Weights in the shape of ``scores``; rows sum to 1 up to the rounding of ``dtype``. Differentiable, twice. Above
+        alpha = 2 a weight that is nearly 0 moves arbitrarily fast with its score, and so does its gradient.
+
+    Raises:
+        InputError: scores are not floating, there is no such ``dim``, alpha is below 1, infinite or NaN, a number
+            temperature is NaN or not above 0, or a tensor of them does not fit.
+
+    Source:
+        Peters, Niculae and Martins 2019, "Sparse Sequence-to-Sequence Models"; alpha learned: Correia, Niculae and
+        Martins 2019, "Adaptively Sparse Transformers". Its gradient: docs/derivations/normalizers.md.
+
+    Example:
+        >>> entmax(torch.tensor([1.0, 0.5, -1.0]), 2.0)
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+    x = keys_last("entmax", scores, dim)
+    each = _alphas("entmax", alpha, x)
+    z = tempered_scores("entmax", x, temperature)
+    name = normalizer.entmax(each).name
+    if name == "softmax":
+        return softmax(z).movedim(-1, dim).to(dtype or scores.dtype)
+    return _weights("entmax", name, z, dim, dtype or scores.dtype, each)
+
+
+def entmax_iterations(
+    scores: Tensor, alpha: float | Tensor = 1.5, *, dim: int = -1, temperature: float | Tensor = 1.0
+) -> Tensor:
+    """How often the iteration for any alpha adds up the weights of each row before they sum to 1.
+
+    This is the iteration in PyTorch. Sparsemax and entmax15 have another, and so have the native kernels. 0 where there
+    is nothing to search: alpha = 1, nothing visible, a score that is not finite.
+
+    Args and errors as :func:`entmax`.
+
+    Returns:
+        [...] without ``dim``, int64.
+
+    Example:
+        >>> int(entmax_iterations(torch.tensor([3.0, 0.0]), 1.3)) < 10
+        True
+    """
+    x = keys_last("entmax_iterations", scores, dim)
+    each = _alphas("entmax_iterations", alpha, x)
+    return row_operator.entmax_iterations(
+        tempered_scores("entmax_iterations", x, temperature), *_number_or_tensor(each)
+    )
+
+
+def topk_softmax(
+    scores: Tensor, k: int, *, dim: int = -1, temperature: float | Tensor = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    r"""Softmax over the ``k`` largest scores of each row; every other weight is 0.
+
+    .. math:: w_j = \frac{e^{z_j} \, [j \in K]}{\sum_{i \in K} e^{z_i}}, \quad z = x / T, \ |K| = \min(k, n)
+
+    Among equal scores at the border those of lower index are in K. K follows from the scores before they are divided,
+    so an infinite temperature does not change it. Scores outside K have no gradient.
+
+    Args:
+        scores: x, floating; ``-inf`` hides a key.
+        k: at least 1. Above the number of visible keys n it is softmax.
+        dim: the dimension of the keys.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. A tensor is differentiated.
+        dtype: of the result; None for that of ``scores``. The arithmetic is float32 at least.
+
+    Returns:
+        Weights in the shape of ``scores``; rows sum to 1 up to the rounding of ``dtype``.
+
+    Raises:
+        InputError: scores are not floating, there is no such ``dim``, k is not an int of at least 1, a number
+            temperature is NaN or not above 0, or a tensor of them does not fit.
+
+    Source:
+        Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention".
+
+    Example:
+        >>> topk_softmax(torch.tensor([0.0, 2.0, 2.0, 1.0]), 2)
+        tensor([0.0000, 0.5000, 0.5000, 0.0000])
+    """
+    normalizer.topk(k, "topk_softmax")
+    x = keys_last("topk_softmax", scores, dim)
+    k = min(k, max(x.shape[-1], 1))
+    z = tempered_scores("topk_softmax", x, temperature)
+    if z is not x:  # two scores may have become one
+        z = torch.where(row_operator.largest_keys(x.detach(), k), z, -math.inf)
+    return _weights("topk_softmax", "topk", z, dim, dtype or scores.dtype, k)
+
+
+def threshold_softmax(
+    scores: Tensor,
+    min_weight: float,
+    *,
+    dim: int = -1,
+    temperature: float | Tensor = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Softmax over the keys whose softmax weight is at least ``min_weight``; every other weight is 0.
+
+    .. math:: w_j = \frac{p_j \, [j \in K]}{\sum_{i \in K} p_i}, \quad p = \mathrm{softmax}(x / T),
+        \ K = \{j : p_j \ge \mathrm{min\_weight}\} \cup \arg\max p
+
+    The keys of the largest weight stay, however small it is: a row that sees anything sums to 1. Scores outside K have
+    no gradient.
+
+    Args:
+        scores: x, floating; ``-inf`` hides a key.
+        min_weight: from 0, which is softmax, to below 1.
+        dim: the dimension of the keys.
+        temperature: positive, no unit; broadcastable to ``scores`` without ``dim``. A tensor is differentiated.
+        dtype: of the result; None for that of ``scores``. The arithmetic is float32 at least.
+
+    Returns:
+        Weights in the shape of ``scores``; rows sum to 1 up to the rounding of ``dtype``.
+
+    Raises:
+        InputError: scores are not floating, there is no such ``dim``, min_weight is not a number from 0 to below 1, a
+            number temperature is NaN or not above 0, or a tensor of them does not fit.
+
+    Example:
+        >>> threshold_softmax(torch.tensor([3.0, 3.0, 0.0]), 0.1)
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+    normalizer.threshold(min_weight, "threshold_softmax")
+    z = tempered_scores("threshold_softmax", keys_last("threshold_softmax", scores, dim), temperature)
+    return _weights("threshold_softmax", "threshold", z, dim, dtype or scores.dtype, min_weight)
+
+
+def _beside_sink(row: ScoreRow, sink: float | Tensor) -> Tensor:
+    """Weights beside a sink of this logit."""
     # The maximum and the sink first: their difference is exact where both are far from 0.
     mass = torch.sigmoid((row.maximum - sink) + row.log_total)
-    return (row.weights * mass[..., None]).movedim(-1, dim).to(dtype or scores.dtype)
+    return row.weights * mass[..., None]
 
 
 def over_temperature(where: str, x: Tensor, temperature: float | Tensor) -> Tensor:
@@ -224,8 +430,18 @@ def per_row(where: str, name: str, value: float | Tensor, x: Tensor, advice: str
     return float(value)
 
 
-def with_broken_rows(x: Tensor, weights: Tensor) -> Tensor:
-    """``weights``, but NaN in the rows of ``x`` with a visible NaN or +inf."""
-    if not x.shape[-1]:
-        return weights
-    return torch.where(x.detach().amax(-1, keepdim=True) < math.inf, weights, math.nan)
+def _alphas(where: str, alpha: float | Tensor, x: Tensor) -> float | Tensor:
+    each = per_row(where, "alpha", alpha, x, _ALPHA_ADVICE)
+    if not isinstance(each, Tensor) and not 1 <= each < math.inf:
+        raise InputError(f"{where}(alpha) must be finite and at least 1, got {alpha}. {_ALPHA_ADVICE}")
+    return each
+
+
+def _number_or_tensor(alpha: float | Tensor) -> tuple[float, Tensor | None]:
+    return (0.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
+
+
+def _weights(where: str, name: str, z: Tensor, dim: int, dtype: torch.dtype, parameter: float | Tensor = 0.0) -> Tensor:
+    """Weights of scores ``z`` [..., n] in ``dtype``, with the dimension of the keys at ``dim`` again."""
+    refuse_onnx(where, SOFTMAX_INSTEAD)
+    return row_operator.row_weights(z, name, *_number_or_tensor(parameter)).movedim(-1, dim).to(dtype)

@@ -19,7 +19,7 @@ from attemper.call import normalizer
 from attemper.call.normalizer import Normalization
 from attemper.checks import whole_number
 from attemper.errors import InputError
-from attemper.functional import measures, normalizers, sparse
+from attemper.functional import measures, normalizers
 from attemper.nn.bounds import bounded_exponential
 
 
@@ -85,13 +85,13 @@ class SoftmaxPlusOne(Normalizer):
 class Sparsemax(Normalizer):
     """The projection on the simplex: few weights are not 0. :func:`~attemper.functional.sparsemax`."""
 
-    name, function = "sparsemax", staticmethod(sparse.sparsemax)
+    name, function = "sparsemax", staticmethod(normalizers.sparsemax)
 
 
 class Entmax15(Normalizer):
     """Between softmax and sparsemax. :func:`~attemper.functional.entmax15`."""
 
-    name, function = "entmax15", staticmethod(sparse.entmax15)
+    name, function = "entmax15", staticmethod(normalizers.entmax15)
 
 
 class TopK(Normalizer):
@@ -101,7 +101,7 @@ class TopK(Normalizer):
         InputError: k is not an int of at least 1.
     """
 
-    name, function, options = "topk", staticmethod(sparse.topk_softmax), ("k",)
+    name, function, options = "topk", staticmethod(normalizers.topk_softmax), ("k",)
 
     def __init__(self, k: int, dim: int = -1) -> None:
         super().__init__(dim)
@@ -125,7 +125,7 @@ class Threshold(Normalizer):
         InputError: ``min_weight`` is not a number from 0 to below 1.
     """
 
-    name, function, options = "threshold", staticmethod(sparse.threshold_softmax), ("min_weight",)
+    name, function, options = "threshold", staticmethod(normalizers.threshold_softmax), ("min_weight",)
 
     def __init__(self, min_weight: float, dim: int = -1) -> None:
         super().__init__(dim)
@@ -198,7 +198,7 @@ class Entmax(_PerHead):
         InputError: alpha is below 1, or a learned one does not start between 1 + 1e-3 and 10.
     """
 
-    name, function, options = "entmax", staticmethod(sparse.entmax), ("alpha",)
+    name, function, options = "entmax", staticmethod(normalizers.entmax), ("alpha",)
     argument_name, parameter = "alpha", "log_excess"
     FLOOR, CEILING = 1e-3, 9.0
     log_excess: nn.Parameter | None

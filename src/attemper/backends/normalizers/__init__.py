@@ -7,8 +7,8 @@ How to add one:
 2. Its definition in ``backends/reference/rowwise.py``, against which every backend is tested.
 3. A function for a compiled backend, in ``native/source/solve.h`` and ``triton/rowwise/normalizers.py``: "auto" takes
    these backends where they can run, once ``COMPILED_NORMALIZERS`` in ``backends/table.py`` names it.
-4. For scores and models, a function in ``functional/sparse.py`` and a class in ``nn/normalizers.py``. Tempering by name
-   and files of tempered models follow from the class.
+4. For scores and models, a function in ``functional/normalizers.py`` and a class in ``nn/normalizers.py``. Tempering by
+   name and files of tempered models follow from the class.
 """
 
 from __future__ import annotations
