@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """An argument has a value that is not allowed."""
@@ -18,3 +21,12 @@ class MissingExtraError(ImportError):
         super().__init__(
             f"{feature} needs the package {package}, which is not installed: pip install 'attemper[{extra}]'"
         )
+
+
+@contextmanager
+def needs(feature: str, package: str, extra: str) -> Iterator[None]:
+    """For imports of an optional dependency: where it is missing, ``MissingExtraError``."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(feature, package, extra) from error

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from attemper.distributed.shards import TRIES, ShardTask, TextModel, check_lost, error_of, scan_shard
-from attemper.errors import BackendError, InputError, MissingExtraError
+from attemper.errors import BackendError, InputError, needs
 from attemper.text import clean_name
 
 CONNECT_SECONDS = 10.0
@@ -35,10 +35,8 @@ def run(task: ShardTask, shards: Sequence[int], workers: int | None, progress: C
     if not os.environ.get("RAY_ADDRESS"):
         # Without it Ray listens on all addresses of the machine, whatever address it is given.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    try:
+    with needs("--engine ray", "ray", "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtraError("--engine ray", "ray", "ray") from error
     task = replace(task, out=task.out.absolute(), texts=replace(task.texts, path=task.texts.path.absolute()))
     needs_gpu = task.device.startswith("cuda")
     with _cluster(ray, workers):

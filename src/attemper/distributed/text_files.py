@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.checks import did_you_mean
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.readings.part import BLOCK
 from attemper.text import clean_name
 
@@ -134,11 +134,9 @@ def _json_lines(file: Path, field: str) -> Iterator[str]:
 
 
 def _rows(file: Path, field: str) -> Iterator[str]:
-    try:
+    with needs("Reading .parquet", "pyarrow", "parquet"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("Reading .parquet", "pyarrow", "parquet") from error
     try:
         with parquet.ParquetFile(file) as opened:
             names = opened.schema_arrow.names

@@ -11,7 +11,7 @@ from torch import nn
 from attemper.control.saved_model import FIELD, is_tempered, parts_in
 from attemper.control.temper import Tempered
 from attemper.documents import read_foreign
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.integrations.checkpoint import check_folder
 from attemper.integrations.hub import first_line, quiet
 from attemper.nn.normalizers import Normalizer
@@ -72,10 +72,8 @@ def _by_class(folder: Path, cls: Any) -> nn.Module:
 def model_of(folder: str, cls: Any = None) -> Any:
     """The model in a folder, in evaluation mode, by a class of transformers; None for the one that its config names."""
     check_folder(folder)
-    try:
+    with needs("Loading a pretrained model", "transformers", "transformers"):
         import transformers
-    except ImportError as error:
-        raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
     with quiet(transformers):
         kind = _class_of_config(transformers, folder)
         own = cls or kind

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from attemper.errors import MissingExtraError
+from attemper.errors import needs
 from attemper.integrations.training import FOLDER, Monitor, set_for_now
 from attemper.sites.names import Wrapper
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 elif "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     from pytorch_lightning import Callback
 else:
-    try:
+    with needs("AttemperCallback", "lightning", "lightning"):
         from lightning.pytorch import Callback
-    except ImportError as error:
-        raise MissingExtraError("AttemperCallback", "lightning", "lightning") from error
 
 
 class AttemperCallback(Monitor, Callback):

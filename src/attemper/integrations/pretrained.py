@@ -25,7 +25,7 @@ from attemper.control.saved_model import FIELD, FILE
 from attemper.control.temper import Tempered
 from attemper.control.temperature_file import FILE as TENSORS
 from attemper.documents import read_foreign
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.integrations.checkpoint import PLACES, check_folder
 from attemper.integrations.device import to_device
 from attemper.integrations.folder import restore
@@ -77,10 +77,8 @@ def load(
     check_folder(source)
     if device in PLACES and find_spec("accelerate") is None:
         raise InputError(f"device {device!r} needs accelerate, which places the weights: pip install accelerate")
-    try:
+    with needs("Loading a pretrained model", "transformers", "transformers"):
         import transformers
-    except ImportError as error:
-        raise MissingExtraError("Loading a pretrained model", "transformers", "transformers") from error
     with quiet(transformers):
         model = _model(transformers, source, getattr(torch, dtype), predicts, PLACES.get(device), call)
         tempered = _restore(transformers, model, source)

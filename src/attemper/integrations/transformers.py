@@ -22,17 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from attemper.errors import MissingExtraError
+from attemper.errors import needs
 from attemper.integrations.trackers import draw_method
 from attemper.integrations.training import Losses, Monitor, set_for_now
 from attemper.sites.transformers import NAME, register
 
 register()
 
-try:
+with needs("AttemperCallback", "transformers", "transformers"):
     from transformers import TrainerCallback
-except ImportError as error:
-    raise MissingExtraError("AttemperCallback", "transformers", "transformers") from error
 
 logger = logging.getLogger("attemper")
 

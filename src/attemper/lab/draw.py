@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.lab.experiment import Chart, Experiment
 
 STYLES = (
@@ -73,10 +73,8 @@ def draw(experiment: Experiment, path: str | os.PathLike[str]) -> Path:
 
 def _figure() -> Any:
     """matplotlib's class of figures. Not by way of pyplot, which would keep every figure and look for a display."""
-    try:
+    with needs("A picture of an experiment", "matplotlib", "plot"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("A picture of an experiment", "matplotlib", "plot") from error
     return Figure
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.text import count
 
 if TYPE_CHECKING:
@@ -98,10 +98,8 @@ class Rows:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
+        with needs("Rows.to_pandas", "pandas", "pandas"):
             import pandas
-        except ImportError as error:
-            raise MissingExtraError("Rows.to_pandas", "pandas", "pandas") from error
         frame = pandas.concat([pandas.DataFrame(_columns(site)) for site in self.sites], ignore_index=True)
         return frame.astype({"layer": "Int64"})  # whole numbers, also where some sites have none
 

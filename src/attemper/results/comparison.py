@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from attemper.checks import indentation, one_of
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.files import write_whole
 from attemper.readings.json_schema import SCHEMA
 from attemper.readings.labels import apart, first_call
@@ -244,10 +244,8 @@ class Comparison:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
+        with needs("Comparison.to_pandas", "pandas", "pandas"):
             import pandas
-        except ImportError as error:
-            raise MissingExtraError("Comparison.to_pandas", "pandas", "pandas") from error
         rows = []
         for head in self.heads:
             row: dict[str, Any] = {name: getattr(head, name) for name in ("site", "layer", "kind", "mode", "head")}

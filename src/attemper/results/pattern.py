@@ -17,7 +17,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.files import check_target, write_whole
 from attemper.readings.labels import layer_of
 from attemper.readings.reading import Skipped
@@ -258,10 +258,8 @@ def picture(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...], ti
 
 
 def _figure(caller: str, inches: tuple[float, float]) -> tuple[Any, Any]:
-    try:
+    with needs(caller, "matplotlib", "plot"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(caller, "matplotlib", "plot") from error
     figure = Figure(figsize=inches, layout="constrained")
     return figure, figure.add_subplot()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, Reading, SiteReading, Skipped, head_rows
 from attemper.text import clean_name, counts, plain_text
 
@@ -181,10 +181,8 @@ class Scan:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
+        with needs("Scan.to_pandas", "pandas", "pandas"):
             import pandas
-        except ImportError as error:
-            raise MissingExtraError("Scan.to_pandas", "pandas", "pandas") from error
         frame = pandas.DataFrame(head_rows(self.reading.placed_heads), columns=pandas.Index(HEAD_COLUMNS))
         frame = frame.astype({"layer": "Int64"})  # whole numbers, also where some sites have none
         frame.attrs["skipped"] = [one.to_dict() for one in self.skipped]

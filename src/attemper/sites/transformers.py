@@ -27,7 +27,7 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 from attemper.call.attention import run
 from attemper.call.known_requests import KNOWN
 from attemper.call.request import first_true, names_of_call
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
 from attemper.sites.actions import Actions, ModelCall, attend
@@ -63,10 +63,8 @@ _UNSET = dict.fromkeys(OPTIONS)
 
 def register() -> None:
     """Makes ``set_attn_implementation("attemper")`` known to transformers. Safe to call again."""
-    try:
+    with needs("Measuring a transformers model", "transformers", "transformers"):
         from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        raise MissingExtraError("Measuring a transformers model", "transformers", "transformers") from error
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, mask_function)
 

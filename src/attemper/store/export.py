@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.files import check_target, replacement
 from attemper.readings.sample import SiteLabel
 from attemper.store.compaction import COUNTS
@@ -32,10 +32,8 @@ the loop gave with the step.
 
 def to_pandas(ranks: Ranks) -> pandas.DataFrame:
     """All rows, in the memory of this process."""
-    try:
+    with needs("Run.to_pandas", "pandas", "pandas"):
         import pandas
-    except ImportError as error:
-        raise MissingExtraError("Run.to_pandas", "pandas", "pandas") from error
     with ranks.snapshot():
         frames = [pandas.DataFrame(_with_types(table, pandas)) for table in tables(ranks)]
     if not frames:
@@ -46,11 +44,9 @@ def to_pandas(ranks: Ranks) -> pandas.DataFrame:
 
 def to_parquet(ranks: Ranks, path: str | os.PathLike[str]) -> int:
     """The table as a Parquet file, a site at a time; how many rows it has."""
-    try:
+    with needs("Run.to_parquet", "pyarrow", "parquet"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("Run.to_parquet", "pyarrow", "parquet") from error
     rows = 0
     schema = _schema(ranks, pyarrow)
     with (

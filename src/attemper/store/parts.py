@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from attemper.documents import COUNT, Row, check_document, parse_json
-from attemper.errors import InputError, MissingExtraError
+from attemper.errors import InputError, needs
 from attemper.files import replacement
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.compaction import CHUNK
@@ -297,10 +297,8 @@ def live_until(target: Target, rank: int) -> float:
 
 
 def _read(target: Target, name: str) -> pyarrow.Table:
-    try:
+    with needs("a run of Parquet parts", "pyarrow", "parquet"):
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("a run of Parquet parts", "pyarrow", "parquet") from error
     try:
         data = target.read(name)
         check_bytes(data)
@@ -397,10 +395,8 @@ class UrlTarget:
     """What fsspec reaches by a URL."""
 
     def __init__(self, url: str) -> None:
-        try:
+        with needs(f"a run at {url.split('://')[0]}://", "fsspec", "parquet"):
             from fsspec.core import url_to_fs
-        except ImportError as error:
-            raise MissingExtraError(f"a run at {url.split('://')[0]}://", "fsspec", "parquet") from error
         self._system, self._root = _open(url_to_fs, url)
         self._whole = url.split("://")[0] in OBJECT_STORES
 
