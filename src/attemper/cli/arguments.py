@@ -52,6 +52,11 @@ Device = Annotated[
     ),
 ]
 Weights = Annotated[Dtype, typer.Option(help="Type of the weights.")]
+Html = Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
+FailOnAlarm = Annotated[
+    bool, typer.Option("--fail-on-alarm", help="Exit with 3 if an alarm is a warning or worse (notices do not count).")
+]
 BackendName = Annotated[str, typer.Option(help="Attention backend: auto, or a name that `attemper doctor` lists.")]
 
 

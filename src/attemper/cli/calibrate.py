@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper.cli.arguments import Device, Dtype, Weights, read_text, shipped_model
-from attemper.cli.output import say
+from attemper.cli.arguments import AsJson, Device, Dtype, Weights, read_text, shipped_model
+from attemper.cli.output import bar, say
 from attemper.cli.process import import_for
 from attemper.errors import InputError
 from attemper.integrations.checkpoint import PLACES
@@ -98,7 +97,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Seed that chooses the held-out batches and draws the interval.")] = 0,
     device: Device = "cpu",
     dtype: Weights = Dtype.float32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find temperatures that minimise the loss of MODEL on a text. Prints the held-out loss before and after."""
     if fold is not None and model is None:
@@ -163,22 +162,17 @@ def _write_folded(found: Calibration, known: PretrainedModel, folder: Path, forc
 @contextmanager
 def _progress(held_out: int, method: Method) -> Iterator[Callable[[int, int], None]]:
     """To call after each batch: a bar in a terminal; elsewhere one line, once it is known how long a batch takes."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("calibrate")
-            yield lambda done, most: bar.update(task, completed=done, total=most)
-        return
     began = time.monotonic()
 
     def report(done: int, most: int) -> None:
-        if done == held_out:
+        if move is not None:
+            move(completed=done, total=most)
+        elif done == held_out:
             seconds = (time.monotonic() - began) / done * (most - done) * _SLOWER[method]
             say(f"up to {count(most, 'batch')} in all, about {_duration(seconds)} at most")
 
-    yield report
+    with bar("calibrate") as move:
+        yield report
 
 
 def _duration(seconds: float) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attemper.cli.arguments import (
+    AsJson,
     BatchSize,
     Device,
     Dtype,
+    Html,
     Input,
     Text,
     TextModel,
@@ -18,7 +19,7 @@ from attemper.cli.arguments import (
     read_text,
     title_of,
 )
-from attemper.cli.output import check_files, print_json
+from attemper.cli.output import check_files, print_result
 from attemper.cli.scan import model_and_text
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def check(
     batch_size: BatchSize = 4,
     device: Device = "cpu",
     dtype: Weights = Dtype.float32,
-    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    html: Html = None,
+    as_json: AsJson = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 3 also if a rule is not declared or cannot be decided.")
     ] = False,
@@ -52,12 +53,7 @@ def check(
     found = check_of(model, words, Input(text, max_length, batch_size, device, dtype))
     if html is not None:
         found.to_html(html)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        from rich.console import Console
-
-        Console().print(found)
+    print_result(found, as_json)
     if found.broken or (strict and found.unproved):
         raise typer.Exit(3)
 

@@ -11,7 +11,19 @@ import typer
 
 from attemper.backends.table import check_backend
 from attemper.checks import one_of
-from attemper.cli.arguments import BackendName, BatchSize, Device, Dtype, Input, MaxLength, Text, Weights, read_text
+from attemper.cli.arguments import (
+    AsJson,
+    BackendName,
+    BatchSize,
+    Device,
+    Dtype,
+    Html,
+    Input,
+    MaxLength,
+    Text,
+    Weights,
+    read_text,
+)
 from attemper.cli.fingerprint import fingerprint_of
 from attemper.cli.output import check_files, print_json, usage_of
 from attemper.cli.scan import patterns_of, scan_of
@@ -47,7 +59,7 @@ def compare(
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="List only this many heads.")] = 20,
-    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")] = None,
+    html: Html = None,
     picture: Annotated[
         bool,
         typer.Option(
@@ -56,7 +68,7 @@ def compare(
             "models. The page then contains the first 128 tokens of the text.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    as_json: AsJson = False,
     explain: Annotated[
         bool,
         typer.Option(

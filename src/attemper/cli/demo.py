@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attemper.cli.output import INTERRUPTED, check_files, failure, print_json, say
+from attemper.cli.output import INTERRUPTED, check_files, failure, open_console, print_json, say
 from attemper.errors import InputError
 from attemper.text import clean, clean_name, count, sparkline
 
@@ -156,10 +156,9 @@ def view(run: DemoRun) -> Iterator[Lines | Curves]:
 
     Alarms go to the library's log. While the view is open, its lines appear inside the view.
     """
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = open_console(stderr=True)
     with ExitStack() as stack:
         if console.is_terminal and console.encoding.startswith("utf"):
             shown: Lines | Curves = Curves(run, stack.enter_context(Live(console=console, auto_refresh=False)))

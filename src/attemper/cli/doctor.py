@@ -6,12 +6,12 @@ import json
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from attemper import __version__
 from attemper.backends.table import BACKENDS, FEATURES, UNUSABLE, Backend, is_interpreted, kernels
+from attemper.cli.arguments import AsJson
+from attemper.cli.output import open_console
 from attemper.text import count
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Usable:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print versions, backends, and what each can do here."""
     devices = _devices()
@@ -56,9 +56,7 @@ def doctor(
     if as_json:
         print(json.dumps(_document(devices, usable), indent=2))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = open_console()
     console.print(
         f"attemper {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -48,9 +47,7 @@ def export(
         written = getattr(formats, f"to_{to.value}")(opened.ranks, target)
     what = "files" if to is To.sqlite else "rows"
     if as_json:
-        print_json(
-            json.dumps({"schema": 1, "path": str(target), "format": to.value, what: written}, ensure_ascii=False)
-        )
+        print_json({"schema": 1, "path": str(target), "format": to.value, what: written})
     else:
         say(f"wrote {clean_name(target)}: {count(written, what.removesuffix('s'))}")
 
@@ -99,12 +96,12 @@ def report(
         names = list({one.path: one.name for one in (opened, *others)}.values())
     if others:
         if as_json:
-            print_json(json.dumps({"schema": 1, "path": str(target), "runs": names}, ensure_ascii=False))
+            print_json({"schema": 1, "path": str(target), "runs": names})
         else:
             say(f"wrote {clean_name(target)}: {count(len(names), 'run')}")
         return
     if as_json:
-        print_json(json.dumps({"schema": 1, "path": str(target), "step": step, "samples": samples}, ensure_ascii=False))
+        print_json({"schema": 1, "path": str(target), "step": step, "samples": samples})
     else:
         say(f"wrote {clean_name(target)}: {count(samples, 'sample')}, the last of step {step:,}")
     if unmeasured is not None:
@@ -119,7 +116,7 @@ def _serve(run: str, port: int, as_json: bool) -> None:
     open_run(run).close()  # reports a path that is not a run before anything listens
     server = LiveServer(RunSource(run), port=port)
     if as_json:
-        print_json(json.dumps({"schema": 1, "url": server.url}))
+        print_json({"schema": 1, "url": server.url})
     else:
         say(f"serving {clean_name(run)} on this machine alone, until Ctrl-C: {server.url}")
     serve(server)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attemper.checks import did_you_mean
-from attemper.cli.output import INTERRUPTED, cell_text, check_files, failure, print_json, say
+from attemper.cli.output import INTERRUPTED, cell_text, check_files, failure, open_console, print_json, say
 from attemper.cli.process import loading
 from attemper.text import clean_name
 
@@ -200,9 +200,7 @@ def _list(experiments: dict[str, str], as_json: bool) -> None:
 
 def print_experiment(result: Experiment) -> None:
     """The tables of an experiment, each as wide as the terminal lets it be."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = open_console()
     console.print(f"{result.name}: {result.question} (seed {result.seed})")
     for table in result.tables:
         measured = " (measured on this machine)" if table.measured else ""

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from attemper.cli.output import check_files, print_json, say
+from attemper.cli.arguments import AsJson, Html
+from attemper.cli.output import check_files, print_result, say
 from attemper.errors import InputError
 from attemper.text import clean_name
 
@@ -21,8 +22,8 @@ def merge(
         Path | None, typer.Option(metavar="FILE", help="Write the merged reading to a file, which you can merge again.")
     ] = None,
     allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Merge even if shards are missing.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    html: Html = None,
+    as_json: AsJson = False,
 ) -> None:
     """Merge the parts of a scan into one reading. The numbers equal those of one process, in any order of parts."""
     from attemper.files import check_target
@@ -41,11 +42,6 @@ def merge(
         say(f"wrote {clean_name(save(part, out))}")
     if html is not None:
         result.to_html(html)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        from rich.console import Console
-
-        Console().print(result)
+    print_result(result, as_json)
     if result.reading.nothing_note is not None:
         raise typer.Exit(1)

@@ -9,10 +9,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
@@ -20,6 +21,9 @@ from typer.core import TyperGroup
 from attemper.checks import did_you_mean
 from attemper.errors import BackendError, InputError, MissingExtraError
 from attemper.text import clean, clean_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Of the click that typer stands on: the package, or typer's own copy of it."""
@@ -34,13 +38,45 @@ def say(line: str) -> None:
     print(clean(line), file=sys.stderr, flush=True)
 
 
-def print_json(document: str) -> None:
-    """Prints a JSON document at once, names in it as they can be seen; where stdout takes no UTF-8, with JSON's own
-    escapes for letters outside of ASCII.
+def print_json(document: str | Mapping[str, Any]) -> None:
+    """Prints a JSON document, or what it is of, at once, names in it as they can be seen; where stdout takes no UTF-8,
+    with JSON's own escapes for letters outside of ASCII.
     """
+    if not isinstance(document, str):
+        document = json.dumps(document, ensure_ascii=False, allow_nan=False)
     encoding = (sys.stdout.encoding or "").lower().replace("-", "").replace("_", "")
     shown = clean_json(document)
     print(shown if encoding == "utf8" else json.dumps(json.loads(shown)), flush=True)
+
+
+def print_result(result: Any, as_json: bool, table: Any = None) -> None:
+    """A result as JSON, or as rich shows it, or its ``table``."""
+    if as_json:
+        print_json(result.to_json())
+        return
+    from rich.console import Console
+
+    Console().print(result if table is None else table)
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """A console that shows names as they are: no markup, no highlights, no emoji."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def bar(what: str, total: float = 100.0) -> Iterator[Callable[..., None] | None]:
+    """A bar of progress on stderr, moved by ``completed=`` or ``advance=``; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        yield partial(progress.update, progress.add_task(what, total=total))
 
 
 def check_files(html: Path | None, csv: str | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,6 +60,6 @@ def pattern(
     target = heads.to_html(html or f"{file_name(name)}.html")
     if as_json:
         roles = [{"site": one.site, "layer": one.layer, "head": one.head, "role": one.role} for one in heads]
-        print_json(json.dumps({"schema": 1, "path": str(target), "heads": roles}, ensure_ascii=False))
+        print_json({"schema": 1, "path": str(target), "heads": roles})
     else:
         say(f"wrote {clean_name(target)}: {heads.title}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attemper.cli.arguments import AsJson
 from attemper.cli.output import print_json, say
 from attemper.errors import InputError, MissingExtraError
 from attemper.text import clean, clean_name, count, date_of, number, plain_table
@@ -21,7 +21,7 @@ def runs(
     alarms: Annotated[bool, typer.Option("--alarms", help="Judge every run and count its alarms.")] = False,
     delete: Annotated[Path | None, typer.Option(metavar="RUN", help="Delete the files of a run. Asks first.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the runs below FOLDER that attemper.watch(store=...) and the callbacks wrote."""
     if delete is not None:
@@ -33,7 +33,7 @@ def runs(
         raise InputError(f"there is no folder {clean_name(folder)}.")
     found = [_row(path, folder, alarms) for path in runs_below(folder)]
     if as_json:
-        print_json(json.dumps({"schema": 1, "runs": found}, ensure_ascii=False, allow_nan=False))
+        print_json({"schema": 1, "runs": found})
     elif not found:
         say(f"there is no run below {folder.absolute()}. Write one with attemper.watch(model, store='runs/a').")
     else:
@@ -126,6 +126,6 @@ def _delete(path: Path, *, asked: bool, as_json: bool) -> None:
     delete_run(path)
     if as_json:
         deleted = {"path": str(path), "files": len(files.paths), "bytes": files.bytes}
-        print_json(json.dumps({"schema": 1, "deleted": deleted}, ensure_ascii=False))
+        print_json({"schema": 1, "deleted": deleted})
     else:
         say(f"deleted {what}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +11,13 @@ import typer
 
 from attemper.backends.table import check_backend
 from attemper.cli.arguments import (
+    AsJson,
     BackendName,
     BatchSize,
     Device,
     Dtype,
+    FailOnAlarm,
+    Html,
     Input,
     MaxLength,
     Text,
@@ -28,7 +30,7 @@ from attemper.cli.arguments import (
     title_of,
 )
 from attemper.cli.heads import HeadTable, check_order, complete_statistic, heads_csv
-from attemper.cli.output import check_files, print_json, say, usage_of, write_csv
+from attemper.cli.output import bar, check_files, print_result, say, usage_of, write_csv
 from attemper.cli.process import import_for
 from attemper.cli.shards import SHARDS, Cut, Engine, scan_all, scan_one
 from attemper.errors import InputError
@@ -108,7 +110,7 @@ def scan(
     top: Annotated[
         int | None, typer.Option(min=1, help="List only this many heads. Without --sort, the sharpest ones.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="PATH", help="Write one HTML page that opens offline.")] = None,
+    html: Html = None,
     picture: Annotated[
         bool | None,
         typer.Option(
@@ -129,11 +131,8 @@ def scan(
         str | None,
         typer.Option(metavar="PATH", help="Write one CSV row per head. - prints them instead of the table."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
-    fail_on_alarm: Annotated[
-        bool,
-        typer.Option("--fail-on-alarm", help="Exit with 3 if an alarm is a warning or worse (notices do not count)."),
-    ] = False,
+    as_json: AsJson = False,
+    fail_on_alarm: FailOnAlarm = False,
 ) -> None:
     """Measure exact entropy and the largest logit of every head of MODEL, as a table, a page, CSV or JSON."""
     limits = _limits(limit or [])
@@ -178,12 +177,8 @@ def scan(
         result.to_html(html, patterns=patterns)
     if csv is not None:
         write_csv(csv, heads_csv(result.reading, order))
-    if as_json:
-        print_json(result.to_json())
-    elif csv != "-":
-        from rich.console import Console
-
-        Console().print(result if order is None else HeadTable(result.reading, order))
+    if as_json or csv != "-":
+        print_result(result, as_json, None if order is None else HeadTable(result.reading, order))
     if result.reading.nothing_note is not None:
         raise typer.Exit(1)
     if fail_on_alarm and any(alarm.severity != "notice" for alarm in result.alarms):
@@ -217,18 +212,13 @@ def scan_of(
         patterns: takes the weights of the most interesting heads on the first tokens.
         options: of ``attemper.scan``: backend, limits, fewest_keys.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     import attemper
 
     loaded, batches, tokenizer = model_and_text(model, words, given)
     options |= {"name": title_of(model), "text": text_name(given.text)}
-    silent = not sys.stderr.isatty()  # quiet: rich before 14.3 ends even a disabled bar with an empty line
-    with Progress(console=Console(stderr=True, quiet=silent), transient=True, disable=silent) as progress:
-        task = progress.add_task("scan", total=len(batches))
-        options |= {"tokenizer": tokenizer, "on_batch": lambda done: progress.update(task, completed=done)}
-        found = attemper.scan(loaded, batches, **options)
+    with bar("scan", len(batches)) as move:
+        on_batch = None if move is None else lambda done: move(completed=done)
+        found = attemper.scan(loaded, batches, tokenizer=tokenizer, on_batch=on_batch, **options)
     if patterns is not None:
         from attemper.report.picture import interesting_heads
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attemper.cli.arguments import Input, byte_names, shipped_model, title_of
-from attemper.cli.output import say, usage_of
+from attemper.cli.output import bar, say, usage_of
 from attemper.cli.process import import_for
 from attemper.errors import InputError
 from attemper.integrations.checkpoint import check_folder
@@ -248,15 +247,8 @@ def _make(folder: Path) -> None:
 @contextmanager
 def _bar(total: int, what: str = "scan") -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, a line a minute elsewhere, with an estimate of the time that is left."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    if not sys.stderr.isatty():
-        yield _Lines(total, what).advance
-        return
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda texts: progress.update(task, advance=texts)
+    with bar(what, total) as move:
+        yield _Lines(total, what).advance if move is None else lambda texts: move(advance=texts)
 
 
 class _Lines:

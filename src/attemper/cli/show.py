@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing, suppress
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attemper.cli.output import print_json
+from attemper.cli.arguments import FailOnAlarm
+from attemper.cli.output import open_console, print_json
 from attemper.readings.alarms import is_heard
 from attemper.text import clean, number
 
@@ -48,10 +48,7 @@ def show(
     top: Top = 10,
     language: Said = Language.en,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the view.")] = False,
-    fail_on_alarm: Annotated[
-        bool,
-        typer.Option("--fail-on-alarm", help="Exit with 3 if an alarm is a warning or worse (notices do not count)."),
-    ] = False,
+    fail_on_alarm: FailOnAlarm = False,
 ) -> None:
     """Show a run at a glance: layers over steps, the heads that changed most, alarms, and missing data.
 
@@ -62,9 +59,9 @@ def show(
     with open_run(run) as opened:
         found = _overview(opened, statistic, top)
     if as_json:
-        print_json(_document(found))
+        print_json(found.to_dict())
     else:
-        console = _console()
+        console = open_console()
         console.print(_view(found, console, language))
     if found.unmeasured is not None:
         raise typer.Exit(1)
@@ -86,7 +83,7 @@ def watch(
     Without a terminal, prints a line for new samples and a line for each new alarm (warning or worse).
     """
     with closing(_looks(run)) as looks, suppress(KeyboardInterrupt):  # the way to leave it
-        if as_json or not _console().is_terminal:
+        if as_json or not open_console().is_terminal:
             found = _follow(looks, statistic, top, language, as_json)
         else:
             found = _follow_on_screen(looks, statistic, top, language)
@@ -121,7 +118,7 @@ def _follow(looks: Iterable[Run], statistic: str, top: int, language: Language, 
         if len(run) != seen:
             seen, found = len(run), _overview(run, statistic, top)
             if as_json:
-                print_json(_document(found))
+                print_json(found.to_dict())
                 continue
             print(_line(found, language.value), flush=True)
             for alarm in filter(is_heard, found.alarms):
@@ -135,7 +132,7 @@ def _follow(looks: Iterable[Run], statistic: str, top: int, language: Language, 
 def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int, language: Language) -> Overview | None:
     from rich.live import Live
 
-    console, found = _console(), None
+    console, found = open_console(), None
     with Live(console=console, auto_refresh=False) as screen:
         for run in looks:
             found = _overview(run, statistic, top)
@@ -147,17 +144,13 @@ def _overview(run: Run, statistic: str, top: int) -> Overview:
     from attemper.report.run_table import bars_of
     from attemper.store.overview import overview
 
-    return overview(run, statistic, bars=bars_of(_console().width), top=top)
+    return overview(run, statistic, bars=bars_of(open_console().width), top=top)
 
 
 def _view(found: Overview, console: Console, language: Language) -> RenderableType:
     from attemper.report.run_table import table
 
     return table(found, console.width, plain=not console.encoding.startswith("utf"), language=language.value)
-
-
-def _document(found: Overview) -> str:
-    return json.dumps(found.to_dict(), ensure_ascii=False, allow_nan=False)
 
 
 def _line(found: Overview, language: str) -> str:
@@ -181,9 +174,3 @@ def _alarm(alarm: Alarm, language: str) -> str:
 
     line, severity = alarm_line(alarm, language), severity_title(alarm.severity)
     return clean(say(message("show.alarm", severity=severity, kind=alarm_name(alarm.kind), line=line), language))
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, emoji=False)
