@@ -36,7 +36,7 @@ def snapshot(parts: list[list[Tensor]], period: int = STEP, fewest_keys: int = F
     for part in parts:
         for site, (query, key) in zip(sites, part, strict=True):
             site.add(attemper.attention_statistics(query, key, is_causal=True), KEYS, KEYS)
-    taps = TapSums(Scope(("entropy",))).snapshot()
+    taps = TapSums(Scope(("entropy",)))
     return Snapshot(tuple(sites), period, 3 * KEYS * len(parts), ("native",), taps)
 
 

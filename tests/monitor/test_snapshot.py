@@ -38,7 +38,7 @@ def site(name: str, heads: int = 2) -> SiteSums:
 
 
 def snapshot(taps: TapSums, *names: str, period: int = 0) -> Snapshot:
-    return Snapshot(tuple(map(site, names)), period, torch.tensor(24), ("native",), taps.snapshot())
+    return Snapshot(tuple(map(site, names)), period, torch.tensor(24), ("native",), taps)
 
 
 def same(one: SampleSums, two: SampleSums) -> None:
@@ -51,7 +51,7 @@ def taps(period: int, *names: str) -> TapSums:
     found = TapSums(Scope(reading_names("watch", "all")))
     for name in names:
         one = buffer(name)
-        found.add({one: name}, {one: one.sums}, period)
+        found = found.plus({one: name}, {one: one.sums}, period)
     return found
 
 
@@ -83,8 +83,7 @@ def test_calls_and_taps_of_one_step_add_up() -> None:
 
 
 def test_taps_of_a_padded_batch_are_not_shown_and_that_is_said() -> None:
-    padded = taps(4, "tapped")
-    padded.note_padding(torch.tensor([[True, False]]), 4)
+    padded = taps(4, "tapped").with_padding(torch.tensor([[True, False]]), 4)
     found = check(snapshot(padded, "seen", period=4))
     assert [entry.name for entry in found.sites] == ["seen"]
     assert found.reasons == {"tapped": PADDED}
@@ -94,7 +93,7 @@ def test_what_is_added_later_is_not_in_a_snapshot() -> None:
     growing = taps(4, "one")
     before = snapshot(growing)
     later = buffer("later")
-    growing.add({later: "later"}, {later: later.sums}, 4)
+    growing = growing.plus({later: "later"}, {later: later.sums}, 4)
     assert [entry.name for entry in before.join().sites] == ["one"]
     assert {entry.name for entry in snapshot(growing).join().sites} == {"one", "later"}
 

@@ -188,7 +188,7 @@ class LiveSample:
         self.sites, self.last = {site.key: site for site in snapshot.sites}, last
         self._tokens, self._backends = snapshot.tokens, dict.fromkeys(snapshot.backends)
         self._read = snapshot.period
-        self.tapped.restore(snapshot.taps)
+        self.tapped = snapshot.taps
 
     def join_passes(self, passes: list[tuple[Snapshot, int]], last: dict[str, AttentionStats | CallSums]) -> None:
         """Makes one sample of passes, that of the last of them: its period, and its rows, which are ``last``.
@@ -204,12 +204,12 @@ class LiveSample:
             self._tokens = self._tokens + snapshot.tokens
             self._backends |= dict.fromkeys(snapshot.backends)
         self.join_calls({})
-        self.tapped.join_steps([(snapshot.taps, period) for snapshot, period in passes])
+        self.tapped = TapSums.of_steps([(snapshot.taps, period) for snapshot, period in passes])
 
     def snapshot(self) -> Snapshot:
         """The latest sample as it stands, without waiting for a device."""
         sites = tuple(site for site in self.sites.values() if not site.spoiled)
-        return Snapshot(sites, self._read, self._tokens, tuple(self._backends), self.tapped.snapshot())
+        return Snapshot(sites, self._read, self._tokens, tuple(self._backends), self.tapped)
 
     def join(self, found: DeviceSample) -> SampleSums:
         """Calls and taps of a sample together. Sites in the order of the model's modules, calls of a module in theirs.

@@ -230,7 +230,8 @@ class Passes(SampledSteps):
             enter_compiled(self._context, unwrap(self.model), args, kwargs)
             tokens = self._context.tokens.own
             if tokens is not None and self.sampling and tap_buffers.has_graphs(tokens.device):
-                self._collector.tapped.note_padding(tokens, self._collector.period)
+                collector = self._collector
+                collector.tapped = collector.tapped.with_padding(tokens, collector.period)
             return
         self.begin_sample()
         self._collector.begin()

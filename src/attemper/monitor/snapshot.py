@@ -14,7 +14,7 @@ from attemper.call.call_sums import BACKEND, CallSums
 from attemper.call.normalizer import is_rowwise
 from attemper.call.result import BUCKETS, AttentionStats
 from attemper.monitor.head_sums import SiteSums
-from attemper.monitor.tap_sums import TapSnapshot
+from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import FARTHEST_RANK, MOST_EXACT, RANK_DIFFERENCE, Sample, SiteKey
 from attemper.readings.sums import CURVES, ENOUGH_KEYS, fits_buckets, places
@@ -110,7 +110,7 @@ class Snapshot(DeviceSample):
     """Of ``sites``."""
     tokens: Tensor | int
     backends: tuple[str, ...]
-    taps: TapSnapshot
+    taps: TapSums
 
     def join(self) -> SampleSums:
         """Calls and taps together. Waits for the devices."""

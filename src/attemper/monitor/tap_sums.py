@@ -7,7 +7,7 @@ of the step it is of, and one in which nothing ran does not take the place of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -46,14 +46,17 @@ class _Sample:
         return replace(self, rows=rows, sums=torch.cat((self.sums, more)))
 
 
+@dataclass(frozen=True)
 class TapSums:
-    """The latest sample of every buffer of a watch."""
+    """The latest sample of every buffer of a watch, as tensors on their devices or on the host. What comes later makes
+    another one.
+    """
 
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-        self._names: dict[TapBuffer, str] = {}
-        self._samples: dict[torch.device, _Sample] = {}
-        self._padded: dict[torch.device, Tensor] = {}
+    _scope: Scope
+    _names: Mapping[TapBuffer, str] = field(default_factory=dict)
+    _samples: Mapping[torch.device, _Sample] = field(default_factory=dict)
+    _padded: Mapping[torch.device, Tensor] = field(default_factory=dict)
+    """The last step in which a batch was padded, as a number on the device; -1 for none."""
 
     def refusal(self, buffer: TapBuffer) -> str | None:
         """Why the sums of a buffer are not what this watch measures; None where they are."""
@@ -79,68 +82,41 @@ class TapSums:
             )
         return None
 
-    def add(self, named: Mapping[TapBuffer, str], sums: Mapping[TapBuffer, Tensor], period: int) -> None:
-        """Adds the sums of buffers, by ``named``'s names: of a step that is new, or of which some are here already."""
+    def plus(self, named: Mapping[TapBuffer, str], sums: Mapping[TapBuffer, Tensor], period: int) -> TapSums:
+        """With the sums of buffers, by ``named``'s names: of a step that is new, or of which some are here already."""
+        samples = dict(self._samples)
         for device in {part.device for part in sums.values()}:
             own = {buffer: part for buffer, part in sums.items() if part.device == device}
             ran = torch.cat(list(own.values()))[:, :3].sum() > 0
             own = {buffer: part for buffer, part in own.items() if buffer in named}
             if own:
-                self._put(device, own, ran, period)
-        self._names |= named
+                samples[device] = _plus(samples.get(device), device, own, ran, period)
+        return replace(self, _names={**self._names, **named}, _samples=samples)
 
-    def _put(self, device: torch.device, found: Mapping[TapBuffer, Tensor], ran: Tensor, period: int) -> None:
-        """Adds what the buffers of a device have of a step, where anything ``ran`` in it."""
-        nothing = torch.full((), -1, device=device)
-        before = self._samples.get(device, _Sample({}, empty_sums(0, device), nothing)).with_rows(found)
-        parts = [found.get(buffer, buffer.nothing) for buffer in before.rows]
-        sums = parts[0] if len(parts) == 1 else torch.cat(parts)
-        kept = torch.where(before.period == period, join(before.sums, sums), sums)
-        self._samples[device] = _Sample(
-            before.rows, torch.where(ran, kept, before.sums), torch.where(ran, period, before.period)
-        )
-
-    def note_padding(self, tokens: Tensor, period: int) -> None:
-        """Takes note, without waiting, of the real tokens [B, Q] of a pass in which taps cannot tell padding."""
+    def with_padding(self, tokens: Tensor, period: int) -> TapSums:
+        """With a note of the real tokens [B, Q] of a pass in which taps cannot tell padding. Nothing waits."""
         last = torch.where(tokens.all(), -1, period)
         before = self._padded.get(tokens.device)
-        self._padded[tokens.device] = last if before is None else torch.maximum(before, last)
+        last = last if before is None else torch.maximum(before, last)
+        return replace(self, _padded={**self._padded, tokens.device: last})
+
+    @classmethod
+    def of_steps(cls, steps: Sequence[tuple[TapSums, int]]) -> TapSums:
+        """The sums of steps, each with its number, as those of the last number."""
+        names, samples, padded, last = {}, {}, {}, steps[-1][1]
+        for own, number in steps:
+            names |= own._names
+            for device, sample in own._samples.items():
+                found = {buffer: sample.sums[rows] for buffer, rows in sample.rows.items()}
+                samples[device] = _plus(samples.get(device), device, found, sample.period == number, last)
+            for device, period in own._padded.items():
+                padded[device] = torch.where(period == number, last, padded.get(device, -1))
+        return cls(steps[-1][0]._scope, names, samples, padded)
 
     @property
     def names(self) -> set[str]:
         """Of the taps that may have run."""
         return set(self._names.values())
-
-    def join_steps(self, steps: Sequence[tuple[TapSnapshot, int]]) -> None:
-        """Makes the sums of steps, each with its number, those of the last number."""
-        last = steps[-1][1]
-        self.restore(TapSnapshot(self._scope, {}, {}, {}))
-        for snapshot, number in steps:
-            self._names |= snapshot._names
-            for device, sample in snapshot._samples.items():
-                found = {buffer: sample.sums[rows] for buffer, rows in sample.rows.items()}
-                self._put(device, found, sample.period == number, last)
-            for device, period in snapshot._padded.items():
-                self._padded[device] = torch.where(period == number, last, self._padded.get(device, -1))
-
-    def restore(self, snapshot: TapSnapshot) -> None:
-        """Makes an earlier sample the latest."""
-        self._names, self._samples = dict(snapshot._names), dict(snapshot._samples)
-        self._padded = dict(snapshot._padded)
-
-    def snapshot(self) -> TapSnapshot:
-        """What is here now: what is added later does not change it."""
-        return TapSnapshot(self._scope, dict(self._names), dict(self._samples), dict(self._padded))
-
-
-@dataclass(frozen=True)
-class TapSnapshot:
-    """The latest sample of every buffer at one moment, as tensors on their devices or on the host."""
-
-    _scope: Scope
-    _names: Mapping[TapBuffer, str]
-    _samples: Mapping[torch.device, _Sample]
-    _padded: Mapping[torch.device, Tensor]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -148,7 +124,7 @@ class TapSnapshot:
         samples = [tensor for sample in self._samples.values() for tensor in (sample.sums, sample.period)]
         return [*samples, *self._padded.values()]
 
-    def with_tensors(self, tensors: Iterator[Tensor]) -> TapSnapshot:
+    def with_tensors(self, tensors: Iterator[Tensor]) -> TapSums:
         """The same with other tensors of the same numbers, say on the host."""
         samples = {
             device: replace(sample, sums=next(tensors), period=next(tensors))
@@ -196,6 +172,19 @@ class TapSnapshot:
             device = buffer.sums.device
             if device in self._samples and buffer in self._samples[device].rows:
                 yield buffer, name, device
+
+
+def _plus(
+    before: _Sample | None, device: torch.device, found: Mapping[TapBuffer, Tensor], ran: Tensor, period: int
+) -> _Sample:
+    """The sample of a device with what its buffers have of a step, where anything ``ran`` in it."""
+    if before is None:
+        before = _Sample({}, empty_sums(0, device), torch.full((), -1, device=device))
+    before = before.with_rows(found)
+    parts = [found.get(buffer, buffer.nothing) for buffer in before.rows]
+    sums = parts[0] if len(parts) == 1 else torch.cat(parts)
+    kept = torch.where(before.period == period, join(before.sums, sums), sums)
+    return _Sample(before.rows, torch.where(ran, kept, before.sums), torch.where(ran, period, before.period))
 
 
 def _site(buffer: TapBuffer, name: str, sums: Tensor, fewest_keys: int) -> SiteSums:
