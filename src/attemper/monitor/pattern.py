@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -32,34 +32,22 @@ MOST_LISTED = 20
 """Sites that an error lists."""
 
 
+class PatternKeywords(TypedDict, total=False):
+    """Those of :func:`pattern` beside ``head``."""
+
+    site: str | None
+    layer: int | None
+    sequence: int | None
+    call: int | None
+    tokenizer: Any
+    tokens: Sequence[str] | None
+    max_weights: int
+
+
 @overload
-def pattern(
-    model: nn.Module,
-    batch: Any,
-    *,
-    site: str | None = None,
-    layer: int | None = None,
-    head: int,
-    sequence: int | None = None,
-    call: int | None = None,
-    tokenizer: Any = None,
-    tokens: Sequence[str] | None = None,
-    max_weights: int = 2048 * 2048,
-) -> Pattern: ...
+def pattern(model: nn.Module, batch: Any, *, head: int, **options: Unpack[PatternKeywords]) -> Pattern: ...
 @overload
-def pattern(
-    model: nn.Module,
-    batch: Any,
-    *,
-    site: str | None = None,
-    layer: int | None = None,
-    head: None = None,
-    sequence: int | None = None,
-    call: int | None = None,
-    tokenizer: Any = None,
-    tokens: Sequence[str] | None = None,
-    max_weights: int = 2048 * 2048,
-) -> Patterns: ...
+def pattern(model: nn.Module, batch: Any, *, head: None = None, **options: Unpack[PatternKeywords]) -> Patterns: ...
 def pattern(
     model: nn.Module,
     batch: Any,
