@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from attemper.sites.actions import listen, unlisten
 from attemper.sites.find import Site, chosen_sites
 from attemper.sites.names import unwrap
 from attemper.sites.observation import AttentionCall
+from attemper.sites.padding import parameter_names
 
 Alpha = float | Callable[[int, int], float]
 """A number, or a schedule ``(step, total_steps) -> number``, such as those of ``attemper.schedules``."""
@@ -219,7 +219,7 @@ class Regularizer(Handle):
         self._value: Tensor | None = None
         self._tokens: dict[str, Tensor] = {}
         whole = unwrap(model)
-        self._places = {name: place for place, name in enumerate(inspect.signature(whole.forward).parameters)}
+        self._names = parameter_names(whole)
         self._two_sided = bool(getattr(getattr(whole, "config", None), "is_encoder_decoder", False))
         self._sites = sites
         self._idle = IdleSites("regularize", sites)
@@ -357,10 +357,9 @@ class Regularizer(Handle):
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a forward pass of the model: which tokens are real."""
-        self._tokens = {}
+        self._tokens, arguments = {}, dict(zip(self._names, args, strict=False)) | kwargs
         for name in ("attention_mask", "decoder_attention_mask"):
-            place = self._places.get(name, len(args))
-            mask = kwargs.get(name, args[place] if place < len(args) else None)
+            mask = arguments.get(name)
             if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.dtype.is_floating_point:
                 self._tokens[name] = mask.bool()
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attemper.errors import needs
-from attemper.integrations.training import FOLDER, Monitor, set_for_now
+from attemper.integrations.training import FOLDER, Monitor
+from attemper.monitor.hooks import set_for_now
 from attemper.sites.names import Wrapper
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class _Steps(Wrapper):
     def put(self, stack: ExitStack) -> None:
         """Makes Lightning call the originals through this module, until ``stack`` is closed."""
         for name, original in self.originals.items():
-            stack.callback(set_for_now(self.module, name, wraps(original)(partial(self, name))))
+            set_for_now(stack, self.module, name, wraps(original)(partial(self, name)))
 
 
 __all__ = ["AttemperCallback"]

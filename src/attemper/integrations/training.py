@@ -335,17 +335,3 @@ class Monitor:
         if self._on_alarm is not None:
             for alarm in begun:
                 self._on_alarm(alarm)
-
-
-def set_for_now(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Sets an attribute of an object itself; returns what puts back what was there."""
-    own, before = vars(owner), vars(owner).get(name)
-
-    def restore() -> None:
-        if before is None:
-            own.pop(name, None)
-        else:
-            own[name] = before
-
-    own[name] = function
-    return restore

@@ -24,7 +24,8 @@ import numpy as np
 
 from attemper.errors import needs
 from attemper.integrations.trackers import draw_method
-from attemper.integrations.training import Losses, Monitor, set_for_now
+from attemper.integrations.training import Losses, Monitor
+from attemper.monitor.hooks import set_for_now
 from attemper.sites.transformers import NAME, register
 
 register()
@@ -116,9 +117,8 @@ class AttemperCallback(Monitor, TrainerCallback):
         """
         for trainer in self._trainers:
             if trainer.model is model:
-                opened.callback(
-                    set_for_now(trainer, "training_step", partial(_with_loss, trainer.training_step, self._losses))
-                )
+                step = partial(_with_loss, trainer.training_step, self._losses)
+                set_for_now(opened, trainer, "training_step", step)
                 return
         if not args.torch_compile and args.n_gpu <= 1:
             across = args.world_size if getattr(args, "average_tokens_across_devices", False) else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import wraps
 from types import FrameType
 from typing import Any, TypeVar
@@ -78,6 +79,16 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
         return None if own is None else own(*args, **kwargs)
 
     return call
+
+
+def set_for_now(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute of an object itself, until ``stack`` is closed."""
+    fields = vars(owner)
+    if name in fields:
+        stack.callback(fields.__setitem__, name, fields[name])
+    else:
+        stack.callback(fields.pop, name, None)
+    fields[name] = value
 
 
 class Hook:

@@ -22,11 +22,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from attemper.call import transforms
 from attemper.monitor.calls import SeenCall
 from attemper.monitor.collector import Collector
+from attemper.monitor.hooks import set_for_now
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.sites import transformers as registry
 from attemper.sites.actions import without_listeners
 from attemper.sites.entry_points import reading
-from attemper.sites.names import ORIGINAL, Wrapper, is_compiled, missing_door, unwrap, wrapper_kind
+from attemper.sites.names import ORIGINAL, Wrapper, compiled_call, is_compiled, missing_door, unwrap, wrapper_kind
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking
 from attemper.sites.tap_buffers import has_graphs
@@ -253,25 +254,16 @@ def eager(model: nn.Module) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for module in model.modules():
-            fields = vars(module)
-            if fields.get("_compiled_call_impl") is not None:
-                _set(stack, fields, "_compiled_call_impl", None)
+            if compiled_call(module) is not None:
+                set_for_now(stack, module, "_compiled_call_impl", None)
             if (inner := module._modules.get("_orig_mod")) is not None:
-                _set(stack, fields, "forward", inner)
+                set_for_now(stack, module, "forward", inner)
             elif (function := getattr(module.forward, ORIGINAL, None)) is not None:
                 bound = function if isinstance(function, MethodType) else MethodType(function, module)
-                _set(stack, fields, "forward", bound)
+                set_for_now(stack, module, "forward", bound)
         if _names_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
-
-
-def _set(stack: ExitStack, fields: dict[str, Any], name: str, value: Any) -> None:
-    if name in fields:
-        stack.callback(fields.__setitem__, name, fields[name])
-    else:
-        stack.callback(fields.pop, name, None)
-    fields[name] = value
 
 
 def _names_compiled(model: nn.Module) -> bool:
