@@ -25,7 +25,7 @@ import numpy as np
 from alarms import QUANTITIES
 
 import attemper
-from attemper.readings.judge import judge
+from attemper.readings.judge import Judge
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.verdict import JUDGED, Verdict, judge_of
 from attemper.store.writer import open_writer
@@ -82,9 +82,12 @@ def write(folder: Path, many: int, sites: int, heads: int) -> None:
 def check(folder: Path) -> None:
     """The alarms are those of a judge that sees one sample after another, and what was kept is what is computed."""
     with attemper.open(folder) as run:
-        one_by_one = judge(run.ranks.samples([moments[:CHECKED] for moments in run.ranks.moments]))
+        one_by_one = Judge()
+        for block in run.ranks.blocks([moments[:CHECKED] for moments in run.ranks.moments]):
+            for sample in block.each():
+                one_by_one.feed(sample)
         first = Verdict(run.ranks, stop=int(run.ranks.moments[0]["step"][CHECKED])).judge()
-        assert list(map(str, first.alarms)) == list(map(str, one_by_one))
+        assert list(map(str, first.alarms)) == list(map(str, one_by_one.alarms))
         anew = judge_of(run.about)
         anew.feed_all(run.ranks.blocks(run.ranks.moments, JUDGED))
         assert list(map(str, run.alarms())) == list(map(str, anew.alarms))

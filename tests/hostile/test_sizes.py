@@ -25,7 +25,7 @@ from attemper.readings.part_file import merge_files
 from attemper.store.compaction import unpack
 from attemper.store.overview import overview
 from tests.support.runs import written
-from tests.support.samples import samples
+from tests.support.samples import samples, samples_of
 
 pytestmark = pytest.mark.each
 
@@ -128,7 +128,7 @@ def test_a_run_of_many_heads_is_read_in_small_blocks(tmp_path: Path, monkeypatch
     kept = written(tmp_path / "a", samples(200))
     monkeypatch.setattr("attemper.store.series.NUMBERS", 64)
     with attemper.open(tmp_path / "a") as run:
-        found = list(run.ranks.samples(run.ranks.moments, set(run.statistics)))
+        found = list(samples_of(run, set(run.statistics)))
     assert [one.step for one in found] == [one.step for one in kept]
     assert all(np.array_equal(one.values, two.values) for one, two in zip(found, found, strict=True))
 

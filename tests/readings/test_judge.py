@@ -23,11 +23,12 @@ from attemper.readings.alarms import (
     with_course,
     with_shared_advice,
 )
-from attemper.readings.judge import Judge, judge
+from attemper.readings.judge import Judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.reading import Alarm
 from attemper.readings.sample import Sample, SiteLabel
 from tests.support.runs import restless, with_gaps
+from tests.support.samples import judge
 
 HEALTHY = {
     "max_logit": 12.0,

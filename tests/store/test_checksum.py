@@ -21,7 +21,7 @@ from attemper.store.checksum import CHECKED_VERSION, UNCHECKED, WHOLE, get
 from attemper.store.fragment import Fragment
 from attemper.store.ranks import columns
 from tests.support.runs import change
-from tests.support.samples import sample, sites
+from tests.support.samples import sample, samples_of, sites
 
 RUNS = {
     "short": (range(40), None),
@@ -77,7 +77,7 @@ def everything(run: attemper.types.Run) -> dict[str, Any]:
             "columns": [part.tobytes() for one in coarse for part in (one.steps, one.least, one.mean, one.largest)],
             "samples": [
                 (one.step, one.time, one.tokens, one.sites, one.quantities, one.values.tobytes())
-                for one in run.ranks.samples(run.ranks.moments)
+                for one in samples_of(run)
             ],
         }
 

@@ -22,7 +22,7 @@ from attemper.store.ranks import Ranks, columns
 from attemper.store.series import FragmentReader
 from attemper.store.writer import open_writer
 from tests.support.runs import written
-from tests.support.samples import sample, samples, sites
+from tests.support.samples import sample, samples, samples_of, sites
 
 
 def numbers(taken: list[Sample], name: str) -> np.ndarray:
@@ -191,7 +191,7 @@ def test_ranks_that_have_different_heads_of_a_site_are_joined_to_the_whole_site(
         np.testing.assert_array_equal(found, wanted)
     assert run.at(299).reading.sites == expected.at(299).reading.sites
     assert run.alarms() == expected.alarms()
-    joined, wanted = (list(one.ranks.samples(one.ranks.moments)) for one in (run, expected))
+    joined, wanted = (list(samples_of(one)) for one in (run, expected))
     for one, other in zip(joined, wanted, strict=True):
         assert one.sites == other.sites
         np.testing.assert_array_equal(one.values, other.values)
@@ -208,7 +208,7 @@ def test_heads_of_a_rank_that_lost_a_sample_have_no_numbers_there(tmp_path: Path
     assert not np.isnan(found[:3]).any()
     assert np.isnan(found[3:, 2:]).all()
     assert not np.isnan(found[3:, :2]).any()
-    assert {label.heads for one in run.ranks.samples(run.ranks.moments) for label in one.sites} == {4}
+    assert {label.heads for one in samples_of(run) for label in one.sites} == {4}
     assert [head.entropy_nats is None for head in run.at(5).reading.sites[0].heads] == [False, False, True, True]
 
 
@@ -351,8 +351,7 @@ def test_samples_come_back_in_their_order_with_the_statistics_that_were_asked_fo
     train, evaluation = sites(2), sites(1, 2, mode="eval")
     both = (sample(step, labels) for step in range(0, 1500, 5) for labels in (train, evaluation))
     taken = written(tmp_path / "a", both, bits=None)
-    ranks = open_run(tmp_path / "a").ranks
-    found = list(ranks.samples(ranks.moments, {"max_logit", "entropy_nats"}))
+    found = list(samples_of(open_run(tmp_path / "a"), {"max_logit", "entropy_nats"}))
     assert [(one.step, one.sites) for one in found] == [(one.step, one.sites) for one in taken]
     for one, expected in zip(found, taken, strict=True):
         assert one.quantities == ("entropy_nats", "max_logit")
@@ -363,8 +362,7 @@ def test_samples_of_several_ranks_are_one_a_step_and_pass(tmp_path: Path) -> Non
     labels = sites(4, 2)
     written(tmp_path / "a", (sample(step, labels[:2]) for step in (0, 0, 10, 20)), rank=0)
     written(tmp_path / "a", (sample(step, labels[1:]) for step in (0, 10, 10, 30)), rank=1)
-    ranks = open_run(tmp_path / "a").ranks
-    found = [(one.step, len(one.sites)) for one in ranks.samples(ranks.moments)]
+    found = [(one.step, len(one.sites)) for one in samples_of(open_run(tmp_path / "a"))]
     assert found == [(0, 4), (0, 2), (10, 4), (10, 3), (20, 2), (30, 3)]
 
 

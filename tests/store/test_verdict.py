@@ -11,13 +11,13 @@ import pytest
 
 from attemper.errors import InputError
 from attemper.readings.alarms import OF_HEADS
-from attemper.readings.judge import judge
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.sample import Sample
 from attemper.results.run import open_run
 from attemper.store.compaction import as_kept
 from attemper.store.fragment import Fragment
 from tests.support.runs import collapsing, restless, written
+from tests.support.samples import judge
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from attemper.readings.sample import Sample, SiteLabel
+from attemper.readings.judge import Judge
+from attemper.readings.reading import Alarm
+from attemper.readings.sample import QUANTITIES, Sample, SiteLabel
 from attemper.store.compaction import round_bits
+from attemper.store.run import StoredRun
 
 NAMES = ("entropy_nats", "normalized_entropy", "max_logit", "nonfinite_rows")
 
@@ -46,6 +50,20 @@ def sample(step: int, labels: tuple[SiteLabel, ...] | None = None, names: tuple[
 
 def samples(many: int, every: int = 1, labels: tuple[SiteLabel, ...] | None = None) -> Iterator[Sample]:
     return (sample(step * every, labels) for step in range(many))
+
+
+def samples_of(run: StoredRun, names: Container[str] = QUANTITIES) -> Iterator[Sample]:
+    """What a run holds, one by one."""
+    for block in run.ranks.blocks(run.ranks.moments, names):
+        yield from block.each()
+
+
+def judge(samples: Iterable[Sample], limits: Any = None, fewest_keys: int = 32) -> tuple[Alarm, ...]:
+    """All alarms of samples, which are judged one by one."""
+    one = Judge(limits, fewest_keys)
+    for sample in samples:
+        one.feed(sample)
+    return one.alarms
 
 
 def assert_same(found: Iterable[Sample], taken: Sequence[Sample], bits: int | None = 15) -> None:

@@ -421,16 +421,6 @@ class Judge:
         )
 
 
-def judge(
-    samples: Iterable[Sample], limits: AlarmLimits | Mapping[str, Any] | None = None, fewest_keys: int = FEWEST_KEYS
-) -> tuple[Alarm, ...]:
-    """All alarms of a finished run, as a judge raised them who saw it: with other limits, if you like."""
-    one = Judge(limits, fewest_keys)
-    for sample in samples:
-        one.feed(sample)
-    return one.alarms
-
-
 def _identity(alarm: Alarm) -> tuple[Any, ...]:
     return alarm.kind, alarm.site, alarm.head, alarm.ended is None
 

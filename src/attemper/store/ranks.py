@@ -159,27 +159,20 @@ class Ranks:
         split = self._split_sites
         return samples[0] if len(samples) == 1 and not split else _join_samples(samples, split)
 
-    def samples(self, moments: Sequence[Array], names: Container[str] = QUANTITIES) -> Iterator[Sample]:
-        """The samples of each rank's ``moments`` by step, with these statistics. What several ranks wrote of a step is
-        one sample.
+    def blocks(self, moments: Sequence[Array], names: Container[str] = QUANTITIES) -> Iterator[Samples]:
+        """The samples of each rank's ``moments`` by step, with these statistics: of one rank, neighbours with the same
+        sites together. What several ranks wrote of a step is one sample.
         """
-        series = [reader.samples(one, names) for reader, one in zip(self.readers, moments, strict=True)]
-        if len(series) == 1:
-            yield from series[0]
+        if len(self.readers) == 1:
+            yield from self.readers[0].blocks(moments[0], names)
             return
+        series = (reader.samples(one, names) for reader, one in zip(self.readers, moments, strict=True))
         split = self._split_sites
         by_step = (groupby(samples, key=lambda sample: sample.step) for samples in series)
         steps = (((step, list(samples)) for step, samples in groups) for groups in by_step)
         for _, group in groupby(merge(*steps, key=itemgetter(0)), key=itemgetter(0)):
             for passes in zip_longest(*(samples for _, samples in group)):
-                yield _join_samples([sample for sample in passes if sample is not None], split)
-
-    def blocks(self, moments: Sequence[Array], names: Container[str] = QUANTITIES) -> Iterator[Samples]:
-        """As ``samples``; of one rank, neighbours with the same sites together."""
-        if len(self.readers) == 1:
-            yield from self.readers[0].blocks(moments[0], names)
-        else:
-            yield from map(Samples.of, self.samples(moments, names))
+                yield Samples.of(_join_samples([sample for sample in passes if sample is not None], split))
 
 
 def _join_samples(samples: Sequence[Sample], split: Mapping[SiteKey, SiteLabel]) -> Sample:
