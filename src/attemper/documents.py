@@ -227,8 +227,7 @@ def read_safetensors(
     Args:
         framework: "np" or "pt": whose tensors.
         what: it should hold, and ``again`` how it is made again, for messages.
-        is_wanted: whether tensors are read, by the metadata. A checkpoint may be large, and of types that NumPy does not
-            know.
+        is_wanted: whether tensors are read, by the metadata: a checkpoint may be large, or of types that NumPy lacks.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -62,6 +62,8 @@ _WEIGHTS = "weights."
 """How the names of weights begin."""
 _FOLLOWING = ("final", "lse")
 """Fields that are left out where they follow from others."""
+_OUTPUT_SHAPES = {"rows": (2,), "sketch": (1 + PROJECTIONS,)}
+"""Arrays of what the model gives -> their shape behind the rows."""
 _HEADER = {
     "model": str,
     "tokens": (str, None),
@@ -69,12 +71,9 @@ _HEADER = {
     "skipped": {str: str},
     "about": {str: object},
     "sites": [schema_of(SiteFingerprint, *_ARRAYS)],
-    "output?": ({"name": str, "width": COUNT}, None),
+    "output?": (schema_of(ModelOutput, *_OUTPUT_SHAPES), None),
 }
 """Of the metadata of a file."""
-_OUTPUT_FACTS = ("name", "width")
-_OUTPUT_SHAPES = {"rows": (2,), "sketch": (1 + PROJECTIONS,)}
-"""Arrays of what the model gives -> their shape behind the rows."""
 
 
 def save(
@@ -88,7 +87,7 @@ def save(
         told.append({name: getattr(site, name) for name in _FACTS})
     header = {**facts, "sites": told, "output": None}
     if output is not None:
-        header["output"] = {name: getattr(output, name) for name in _OUTPUT_FACTS}
+        header["output"] = {"name": output.name, "width": output.width}
         for name in _OUTPUT_SHAPES:
             arrays |= pack(f"output.{name}", getattr(output, name), once=name != "rows")
     return write_own(path, FORMAT, VERSION, header, arrays)
@@ -155,7 +154,7 @@ def _output(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Model
     rows = len(arrays["output.rows"])
     shaped = {name: (rows, *shape) for name, shape in _OUTPUT_SHAPES.items()}
     found = {name: unpack(f"output.{name}", arrays, shape, whole=name == "rows") for name, shape in shaped.items()}
-    return ModelOutput(facts["name"], facts["width"], **found)
+    return load_record(ModelOutput, facts, "", **found)
 
 
 def _later(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
