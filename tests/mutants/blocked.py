@@ -8,7 +8,7 @@ from tests.mutants.runner import Mutant
 FORWARD, BACKWARD, GRADIENTS, SCORES, PROBLEM = (
     f"backends/blocked/{name}.py" for name in ("softmax_forward", "softmax_backward", "gradients", "scores", "tiles")
 )
-OPS = "call/operator.py"
+OPS, PARTS = "call/operator.py", "call/partial_call.py"
 TIES = ("tests/functional/test_attention.py::test_ties_for_the_maximum_send_its_gradient_to_the_lowest_key[blocked]",)
 DROPPED = (
     "tests/functional/test_attention.py::test_the_gradient_of_dropout_uses_the_weights_that_were_dropped[blocked]",
@@ -97,6 +97,6 @@ MUTANTS = (
     Mutant("dropout: the same places in every block", SCORES, "7_919 * low", "0 * low"),
     Mutant("dropout: not scaled up", SCORES, "return kept.mul_(values).div_(1 - problem.dropout_p)", "return kept.mul_(values)"),
     # The operator.
-    Mutant("packed: multiplier of the first rows for all documents", OPS, "multiplier[:, :, rows] if multiplier.shape[2] > 1", "multiplier[:, :, : rows.stop - rows.start] if multiplier.shape[2] > 1", PACKED),
+    Mutant("packed: multiplier of the first rows for all documents", PARTS, '"multiplier": (sequences, heads, rows),', '"multiplier": (sequences, heads, slice(rows.stop and rows.stop - rows.start)),', PACKED),
     Mutant("packed: gradients of documents not added up", OPS, "target += gradient.to(result.dtype)", "target.copy_(gradient.to(result.dtype))", PACKED),
 )  # fmt: skip
