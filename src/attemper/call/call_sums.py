@@ -66,6 +66,15 @@ class CallSums:
     backend: str
 
     @property
+    def shape(self) -> torch.Size:
+        """[B, H, Q] of the measured rows."""
+        return self.state.shape[1:]
+
+    @property
+    def device(self) -> torch.device:
+        return self.state.device
+
+    @property
     def visible_rows(self) -> tuple[Tensor, Tensor]:
         """[B, H, Q] each: the keys that rows see, and which rows count (bool)."""
         of = dict(zip(SUMMED, self.state.unbind(0), strict=True))

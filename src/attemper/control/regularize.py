@@ -225,7 +225,7 @@ class Regularizer(Handle):
         self._idle = IdleSites("regularize", sites)
         for site in sites:
             listen(site, self)
-        self._hook = model.register_forward_pre_hook(_StartHook(self._begin), with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(Hook(self._begin), with_kwargs=True)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -386,10 +386,3 @@ def _own_loss(model: Any, outputs: Any, labels: Any, num_items_in_batch: Any) ->
     size = getattr(config, "vocab_size", None)
     more = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
     return function(logits=outputs["logits"], labels=labels, vocab_size=size, **more)  # pyright: ignore
-
-
-class _StartHook(Hook):
-    """The hook that starts a forward pass for a penalty, in compiled code too."""
-
-    def __call__(self, *arguments: Any) -> None:
-        self.function(*arguments)

@@ -47,15 +47,6 @@ class Contribution:
     roles: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     """Role -> the score of each head, where they are read."""
 
-    @property
-    def shape(self) -> torch.Size:
-        """[B, H, Q] of the measured rows."""
-        return self.found.shape if isinstance(self.found, AttentionStats) else self.found.state.shape[1:]
-
-    @property
-    def device(self) -> torch.device:
-        return self.found.device if isinstance(self.found, AttentionStats) else self.found.state.device
-
 
 def measure(request: Request, real: Tensor | None, *, sums: bool = True) -> AttentionStats | CallSums:
     """What a call adds: ``sums`` on the device where its backend makes them, statistics of rows elsewhere.

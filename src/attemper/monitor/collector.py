@@ -125,15 +125,12 @@ class Collector(LiveSample):
 
     def see(self, module: nn.Module, call: AttentionCall) -> None:
         """Measures a call beside whoever computes it. With ``quiet``, what goes wrong goes there and no further."""
-        self.guard(self.name_of(module), partial(self._see, module, call))
-
-    def _see(self, module: nn.Module, call: AttentionCall) -> None:
-        self._take(module, call, None)
+        self.guard(self.name_of(module), partial(self._take, module, call))
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
         self._take(module, call, (request, stats))
 
-    def _take(self, module: nn.Module, call: AttentionCall, done: tuple[Request, AttentionStats] | None) -> None:
+    def _take(self, module: nn.Module, call: AttentionCall, done: tuple[Request, AttentionStats] | None = None) -> None:
         """Gives a call what is measured of it, or was (``done``); or why nothing can be."""
         seen = self._note_call(module, call)
         own = self._own_call(module, call, seen) if self._is_kept(seen) else None

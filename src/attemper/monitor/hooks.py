@@ -98,9 +98,7 @@ class Hook:
         self.function = function
 
     def __call__(self, *arguments: Any) -> None:
-        # Traced where a compiled wrapper (DistributedDataParallel's, say) holds the watched model: taps are seen there.
-        if not torch.compiler.is_compiling():
-            self.function(*arguments)
+        self.function(*arguments)
 
     def __deepcopy__(self, _: Any) -> Inert:
         return Inert()
@@ -118,6 +116,7 @@ class Door(Hook):
         super().__init__(WeakMethod(method))
 
     def __call__(self, *arguments: Any) -> None:
+        # Traced where a compiled wrapper (DistributedDataParallel's, say) holds the watched model: taps are seen there.
         if torch.compiler.is_compiling() or in_shadow.get() is not None:
             return
         method = self.function()

@@ -146,18 +146,19 @@ class LiveSample:
             self.sites[site.key] = site.with_sums_of(earlier)
 
     def _add(self, call: Contribution) -> None:
-        site = self._site(call.key, call.shape[1], call.device)
+        site = self._site(call.key, call.found.shape[1], call.found.device)
         if site is None:
             return
+        is_empty = 0 in call.found.shape
         self._backends[call.backend], site.attention, site.first_head = None, call.attention, call.first_head
         site.roles = site.roles or call.roles
         if isinstance(call.found, AttentionStats):
             site.add(call.found, call.queries, call.keys)
-            if self.keeper is not None and 0 not in call.shape:
+            if self.keeper is not None and not is_empty:
                 self.keeper.add(call.key, call.found)
-        elif 0 not in call.shape:
+        elif not is_empty:
             site.add_sums(call.found.sums, call.queries, call.keys)
-        if 0 not in call.shape:
+        if not is_empty:
             site.add_counted(call.counted)
         self.last[call.key[0]] = call.found
 

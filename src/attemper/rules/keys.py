@@ -94,7 +94,7 @@ class KeyCollector(Collector):
         self._known: dict[Hashable, tuple[dict[str, Tensor], Tensor | None]] = {}
         """Counts, and the mask that they are of, by what tells them: layers share a mask."""
 
-    def _see(self, module: nn.Module, call: AttentionCall) -> None:
+    def _take(self, module: nn.Module, call: AttentionCall, done: object = None) -> None:
         seen = self._note_call(module, call)
         made = self.prepare(module, call, seen)
         if made is None:

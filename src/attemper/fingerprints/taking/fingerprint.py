@@ -133,7 +133,7 @@ class FingerprintCollector(Collector):
         super().begin()
         self._chosen.clear()
 
-    def _see(self, module: nn.Module, call: AttentionCall) -> None:
+    def _take(self, module: nn.Module, call: AttentionCall, done: object = None) -> None:
         seen = self._note_call(module, call)
         if seen.number.call > MOST_CALLS:
             why = f"it attends more than {MOST_CALLS} times in a pass: a fingerprint has the first of them"
