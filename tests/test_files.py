@@ -13,13 +13,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from attemper import files, report
+from attemper import files
 from attemper.control.temperature_file import write
 from attemper.documents import read_foreign
 from attemper.errors import InputError
 from attemper.files import write_whole
 from attemper.lab import model as lab
 from attemper.lab.trained.summary import write_results
+from attemper.report.page import scan_page
+from attemper.results.scan import Scan
 from tests.report import readings
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
@@ -76,17 +78,17 @@ def listing(folder: Path) -> list[str]:
 def test_a_page_is_written_as_any_new_file_is_also_over_an_earlier_one_and_through_a_link(tmp_path: Path) -> None:
     files.check_target(tmp_path / "page.html")
     assert listing(tmp_path) == [], "checking a place leaves nothing there"
-    written = report.write(readings.minilm(), tmp_path / "page.html")
+    written = Scan(readings.minilm(), None).to_html(tmp_path / "page.html")
     (tmp_path / "plain").touch()
     assert written == (tmp_path / "page.html").resolve()
     assert stat.S_IMODE(written.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
     assert listing(tmp_path) == ["page.html", "plain"]
-    assert written.read_text(encoding="utf-8") == report.page(readings.minilm())
+    assert written.read_text(encoding="utf-8") == scan_page(readings.minilm())
     written.write_text("old")
     written.chmod(0o640)
     link = tmp_path / "link.html"
     link.symlink_to(written)
-    report.write(readings.minilm(), str(link))
+    Scan(readings.minilm(), None).to_html(str(link))
     assert link.is_symlink()
     assert written.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert stat.S_IMODE(written.stat().st_mode) == 0o640
@@ -139,7 +141,7 @@ def test_a_write_that_fails_leaves_the_earlier_page_and_nothing_else(
     path.write_text("old")
     monkeypatch.setattr(files.os, step, Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(InputError, match="No space left on device"):
-        report.write(readings.minilm(), path)
+        Scan(readings.minilm(), None).to_html(path)
     assert path.read_text() == "old"
     assert listing(tmp_path) == ["page.html"]
 

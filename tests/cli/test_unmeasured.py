@@ -16,7 +16,7 @@ from attemper.readings.reading import Reading, Skipped
 from attemper.readings.sample import Sample
 from attemper.report import texts
 from attemper.report.notebook import scan_html
-from attemper.report.page import page
+from attemper.report.page import scan_page
 from attemper.store.fragment import Fragment
 from attemper.store.process import Lock
 from tests.report.readings import alarm, reading, silent
@@ -108,7 +108,7 @@ def test_a_reading_without_a_number_never_says_that_there_are_no_alarms(name: st
     empty, note, chinese = READINGS[name]
     scan = attemper.Scan(empty, None)
     assert empty.notes[0] == scan.to_dict()["notes"][0] == note
-    for shown in (str(scan), scan_html(empty), page(empty)):
+    for shown in (str(scan), scan_html(empty), scan_page(empty)):
         for entry in ('"alarms.none":"No alarms."', '"show.no_alarms":"no alarms"'):  # of the page's table of texts
             shown = shown.replace(entry, "")
         assert "o alarms" not in shown

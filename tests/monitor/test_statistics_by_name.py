@@ -14,11 +14,12 @@ import torch
 from rich.console import Console
 
 import attemper
-from attemper import InputError, report
+from attemper import InputError
 from attemper.integrations import metrics
 from attemper.integrations.training import Monitor
 from attemper.monitor.compare import compare
 from attemper.readings.reading import HeadReading, Reading
+from attemper.report.page import scan_page
 from attemper.results.comparison import Comparison, table
 from attemper.statistics import BY_NAME, COUNTED, NAMES, OF_SCANS, SHOWN_BY_NAME
 from tests.sites.own_models import Own
@@ -126,7 +127,7 @@ def test_it_stands_in_every_table(name: str) -> None:
     assert title[name] not in str(plain)
     assert mean in str(scan).splitlines()[4].split()
     for one, there in ((plain, False), (scan, True)):
-        html = report.page(one.reading)
+        html = scan_page(one.reading)
         data = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.DOTALL)[0])
         assert (field in [quantity["key"] for quantity in data["quantities"]]) == there
     comparison = compare(plain, scan)
@@ -172,7 +173,7 @@ def test_the_sparsity_of_a_tempered_model_is_shown_without_asking(normalizer: An
         assert head.support_size is not None
         assert 1 <= head.support_size <= most
     assert "support" in str(scan)
-    assert '"support_size"' in report.page(scan.reading)
+    assert '"support_size"' in scan_page(scan.reading)
     assert Reading.from_json(scan.to_json()) == scan.reading
 
 

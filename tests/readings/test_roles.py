@@ -13,7 +13,7 @@ from attemper.readings.limits import alarms
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, head_rows
 from attemper.readings.roles import ROLES, role_of
 from attemper.report.headline import verdict
-from attemper.report.page import page
+from attemper.report.page import scan_page
 from attemper.report.texts import advice, said, say
 from tests.report.readings import head, reading, site
 
@@ -103,7 +103,7 @@ def test_a_role_that_is_not_known_has_its_reason_in_the_document_and_on_the_page
     needs = {"separator": "tokenizer=, and 8 rows that see punctuation or separators"}
     assert found.unknown_roles == found.to_dict()["unknown_roles"] == needs
     assert Reading.from_dict(found.to_dict()) == found
-    shown = page(found)
+    shown = scan_page(found)
     assert f"Not known: separator (needs {needs['separator']})." in shown
     for one in ROLES:
         every = reading(replace(site("h.3.attn", 1), heads=(head(0, roles={**known, one.name: None}),)))

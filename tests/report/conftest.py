@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from attemper import report
 from attemper.files import write_whole
 from attemper.readings.reading import Reading
 from attemper.results.run import Run, open_run
+from attemper.results.scan import Scan
 from attemper.types import Comparison
 from tests.support.runs import collapsing, written
 
@@ -132,8 +132,10 @@ def open_page(tabs: Callable[..., Page], tmp_path: Path) -> Iterator[Open]:
         place = tmp_path / "page.html"
         if isinstance(shown, str):
             file = write_whole(place, shown)
+        elif isinstance(shown, Reading):
+            file = Scan(shown, None).to_html(place, patterns=patterns)
         else:
-            file = report.write(shown, place, patterns) if isinstance(shown, Reading) else shown.to_html(place)
+            file = shown.to_html(place)
         page = tabs(width, **options)
         opened.append(page)
         for event, hear in heard.items():

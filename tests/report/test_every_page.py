@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import attemper
-from attemper import report
 from attemper.report.check import check_page
 from attemper.report.comparison import comparison_page
 from attemper.report.explanation import explanation_page
-from attemper.report.page import ECHARTS, LARGEST_BYTES
+from attemper.report.page import ECHARTS, LARGEST_BYTES, scan_page
 from attemper.report.run_page import run_page
 from attemper.report.runs import runs_page
 from attemper.results.run import Run
@@ -42,8 +41,8 @@ def explained() -> str:
 
 Made = Callable[[list[Run], Path], str]
 PAGES: dict[str, Made] = {
-    "scan": lambda runs, folder: report.page(readings.minilm()),
-    "broken": lambda runs, folder: report.page(readings.encoder_decoder()),
+    "scan": lambda runs, folder: scan_page(readings.minilm()),
+    "broken": lambda runs, folder: scan_page(readings.encoder_decoder()),
     "run": lambda runs, folder: run_page(runs[0]),
     "comparison": lambda runs, folder: comparison_page(test_comparison.sharpened()),
     "explanation": lambda runs, folder: explained(),
@@ -53,8 +52,8 @@ PAGES: dict[str, Made] = {
     "one head": lambda runs, folder: test_patterns.page(test_patterns.heads(12, 12)[:1], folder),
 }
 LARGE: dict[str, Made] = {
-    "hostile": lambda runs, folder: report.page(readings.hostile()),
-    "huge": lambda runs, folder: report.page(readings.huge()),
+    "hostile": lambda runs, folder: scan_page(readings.hostile()),
+    "huge": lambda runs, folder: scan_page(readings.huge()),
 }
 
 

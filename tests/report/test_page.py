@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from attemper import report
 from attemper.readings.reading import Reading
 from attemper.report.document import as_csv, file_name, towers
-from attemper.report.page import ECHARTS, ECHARTS_SHA256
+from attemper.report.page import ECHARTS, ECHARTS_SHA256, scan_page
 from tests.report import readings
 from tests.report.conftest import shown_text
 from tests.support.command import run_command
@@ -44,7 +43,7 @@ def test_the_vendored_library_is_the_file_that_its_authors_published() -> None:
 
 @pytest.mark.slow("takes many seconds")
 def test_a_page_is_smaller_than_2_mb() -> None:
-    assert len(report.page(readings.huge()).encode("utf-8")) <= 2_000_000
+    assert len(scan_page(readings.huge()).encode("utf-8")) <= 2_000_000
 
 
 def test_a_number_that_json_has_no_word_for_is_refused() -> None:
@@ -52,12 +51,12 @@ def test_a_number_that_json_has_no_word_for_is_refused() -> None:
     for value in (float("nan"), float("inf")):
         sick = replace(site, heads=(replace(site.heads[0], max_weight=value), *site.heads[1:]))
         with pytest.raises(ValueError, match="not JSON compliant"):
-            report.page(readings.reading(sick))
+            scan_page(readings.reading(sick))
 
 
 def test_every_head_is_in_the_data() -> None:
     reading = readings.minilm()
-    data = data_of(report.page(reading))
+    data = data_of(scan_page(reading))
     names = [quantity["key"] for quantity in data["quantities"]]
     assert "gini" not in names, "nobody measured it"
     for site, shown_site in zip(reading.sites, data["sites"], strict=True):
@@ -73,7 +72,7 @@ def test_every_head_is_in_the_data() -> None:
 def test_the_gini_coefficient_is_shown_where_it_was_measured() -> None:
     site = readings.site("layer.0")
     measured = replace(site, heads=(replace(site.heads[0], gini=0.25), *site.heads[1:]))
-    assert data_of(report.page(readings.reading(measured)))["quantities"][-1]["key"] == "gini"
+    assert data_of(scan_page(readings.reading(measured)))["quantities"][-1]["key"] == "gini"
 
 
 def test_layers_of_a_kind_are_one_map_even_where_they_alternate() -> None:
@@ -95,7 +94,7 @@ def test_a_map_is_labelled_by_layers_and_by_all_numbers_where_sites_share_one() 
     assert tower.labels == dict(enumerate(("0.0", "0.1", "1.0", "1.1")))
     (tower,) = towers(tuple(t5[::2]))
     assert tower.labels == {0: "0", 1: "1"}
-    data = data_of(report.page(readings.reading(*t5[::2], readings.site("pooler"))))
+    data = data_of(scan_page(readings.reading(*t5[::2], readings.site("pooler"))))
     assert [(one["label"], one["layer"]) for one in data["sites"]] == [("0", 0), ("1", 1), ("–", None)]
 
 
@@ -107,11 +106,11 @@ def test_layers_with_other_numbers_of_heads_are_another_map() -> None:
 def test_an_alarm_of_a_name_seen_in_two_modes_is_given_to_the_head_it_fits() -> None:
     sites = (readings.site("a.0", value=0.4), readings.site("a.0", mode="train", value=0.01))
     alarm = readings.alarm("collapsed", "notice", "a.0", 2, 0.012)
-    assert data_of(report.page(readings.reading(*sites, alarms=(alarm,))))["alarms"][0]["site"] == 1
+    assert data_of(scan_page(readings.reading(*sites, alarms=(alarm,))))["alarms"][0]["site"] == 1
 
 
 def test_advice_stands_once_and_what_was_skipped_has_its_reason() -> None:
-    html = report.page(readings.encoder_decoder())
+    html = scan_page(readings.encoder_decoder())
     assert html.count("What to do: logits.") == 1
     assert "it takes a keyword this version does not know" in html
 
@@ -119,7 +118,7 @@ def test_advice_stands_once_and_what_was_skipped_has_its_reason() -> None:
 def test_a_page_of_sampled_rows_says_that_its_largest_logit_is_a_bound() -> None:
     whole = readings.minilm()
     for reading, sampled in ((whole, False), (replace(whole, sampled_rows=128), True)):
-        own = shown_text(report.page(reading))
+        own = shown_text(scan_page(reading))
         assert ("Largest logit, at least 77.25" in own) == sampled
         assert own.count("Largest logit, at least") == (3 if sampled else 0), "figure, colours, table"
         assert ("a sample: 128 rows of each sequence" in own) == sampled
@@ -133,7 +132,7 @@ def test_a_page_that_would_be_too_large_leaves_out_the_json_then_the_details_the
 ) -> None:
     found = []
     for _ in range(4):
-        html = report.page(readings.minilm())
+        html = scan_page(readings.minilm())
         files = tuple(kind for kind in ("csv", "json") if f'data-kind="{kind}"' in html)
         found.append((len(data_of(html)["sites"][0]["heads"][0]) == 7, files))
         own = shown_text(html)
@@ -161,7 +160,7 @@ def file_of(html: str, kind: str) -> str:
 @pytest.mark.parametrize("name", ["minilm", "encoder_decoder", "hostile"])
 def test_the_files_in_a_page_hold_every_number_exactly(name: str) -> None:
     reading: Reading = getattr(readings, name)()
-    html = report.page(reading)
+    html = scan_page(reading)
     assert Reading.from_json(file_of(html, "json")) == reading
     lines = list(csv.DictReader(io.StringIO(file_of(html, "csv"), newline="")))
     assert len(lines) == len(reading.heads)
@@ -190,24 +189,24 @@ def test_a_page_says_what_was_read_when_and_with_what() -> None:
         readings.minilm(), text="poems <b>.txt", date="2026-01-31T09:30:00Z", dtype="bfloat16", revision="0a" * 20,
         versions={"attemper": "9.9", "torch": "2.13.0"},
     )  # fmt: skip
-    found = re.search(r'<p class="facts" id="origin">(.*?)</p>', report.page(reading), re.DOTALL)
+    found = re.search(r'<p class="facts" id="origin">(.*?)</p>', scan_page(reading), re.DOTALL)
     assert found
     text = " ".join(re.sub(r"<[^>]*>", " ", found.group(1)).split())
     assert text == (
         "text poems &lt;b&gt;.txt read on 2026-01-31 09:30:00 UTC weights bfloat16 revision 0a0a0a0a0a0a "
         "with attemper 9.9, torch 2.13.0"
     )
-    assert 'id="origin"' not in report.page(readings.minilm()), "older readings do not tell"
+    assert 'id="origin"' not in scan_page(readings.minilm()), "older readings do not tell"
 
 
 def test_a_page_says_which_heads_were_not_judged_instead_of_no_alarms() -> None:
     short = replace(readings.head(0), judged=False)
-    html = report.page(readings.reading(replace(readings.site("layer.0", 1), heads=(short,)), fewest_keys=64))
+    html = scan_page(readings.reading(replace(readings.site("layer.0", 1), heads=(short,)), fewest_keys=64))
     own = shown_text(html)
     assert "No alarms" not in own
     assert "nothing needs attention" not in own
     assert "Too few keys to judge (64 needed): the only head; give longer inputs or lower fewest_keys." in html
-    assert "No alarms." in report.page(readings.reading(readings.site("layer.0", 1)))
+    assert "No alarms." in scan_page(readings.reading(readings.site("layer.0", 1)))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_a_page_says_which_heads_were_not_judged_instead_of_no_alarms() -> None:
 def test_colours_of_text_and_of_marks_stand_out_in_both_themes(
     marks: tuple[str, ...], grounds: tuple[str, ...], least: float
 ) -> None:
-    style = re.search(r"<style>(.*?)</style>", report.page(readings.reading()), re.DOTALL)
+    style = re.search(r"<style>(.*?)</style>", scan_page(readings.reading()), re.DOTALL)
     assert style
     themes = re.findall(r":root[^{]*\{([^}]*)\}", style.group(1))
     assert len(themes) == 3

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attemper import compare, report
+from attemper import compare
 from attemper.report.comparison import comparison_page
+from attemper.report.page import scan_page
 from attemper.report.picture import MOST_PAIRS, MOST_PICTURES, interesting_heads
 from tests.report import readings
 from tests.report.conftest import Open, shown_text
@@ -39,14 +40,14 @@ def causal(tokens: tuple[str, ...], head: int = 2) -> Weights:
 
 def test_weights_are_on_the_page_to_16_bits_and_the_first_tokens_alone() -> None:
     tokens = tuple(f"t{place}" for place in range(200))
-    html = report.page(readings.reading(readings.site("layer.0")), [causal(tokens)])
+    html = scan_page(readings.reading(readings.site("layer.0")), [causal(tokens)])
     (found,) = data_of(html)["pictures"]
     assert (found["site"], found["head"], found["keys"]) == (0, 2, None)
     assert found["tokens"] == list(tokens[:128])
     kept = np.frombuffer(zlib.decompress(base64.b64decode(found["packed"])), "<u2").reshape(128, 128) / 65535
     assert np.abs(kept - causal(tokens).weights[:128, :128]).max() <= 0.5 / 65535
     assert "It holds the text of the attention picture" in shown_text(html)
-    bare = report.page(readings.reading(readings.site("layer.0")))
+    bare = scan_page(readings.reading(readings.site("layer.0")))
     assert "It holds no text and no token" in shown_text(bare)
     assert data_of(bare)["pictures"] == []
 

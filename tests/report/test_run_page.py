@@ -14,7 +14,7 @@ import pytest
 
 import attemper
 from attemper.readings.sample import Sample
-from attemper.report.page import page
+from attemper.report.page import scan_page
 from attemper.report.run_page import run_page
 from attemper.results.run import Run
 from tests.report import readings
@@ -69,7 +69,7 @@ def test_figures_and_alarms_say_what_they_are_of(collapse: Run) -> None:
     assert text.partition("Alarms")[0].count("at step 249") == 4, "each tile but the first warning"
     assert "The figures and the map use all rows. Some alarms judge fewer rows: their cards say which." in text
     assert "means over the layer's heads, for rows that see 32 keys or more. layer 1 since step 219" in text
-    assert "Some alarms judge fewer rows" not in shown_text(page(readings.reading(readings.site("a"))))
+    assert "Some alarms judge fewer rows" not in shown_text(scan_page(readings.reading(readings.site("a"))))
 
 
 def test_a_card_has_the_beginning_and_the_worst_of_an_alarm_and_the_panel_the_rest(collapse: Run) -> None:

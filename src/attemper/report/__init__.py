@@ -4,9 +4,3 @@
 it carries, ``headline`` the sentence at its top, ``key_figures`` what is seen without scripts.
 ``comparison`` is the page of two scans.
 """
-
-from __future__ import annotations
-
-from attemper.report.page import page, write
-
-__all__ = ["page", "write"]

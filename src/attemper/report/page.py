@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -15,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from attemper import __version__
-from attemper.files import write_whole
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import Reading
 from attemper.report import texts
@@ -60,7 +58,7 @@ ECHARTS_SHA256 = "61f13280aba3161f77fc801bf5f9c786f55f10432153a0683fc5cc0700b013
 """Of the file as it lies in the npm package ``echarts``; the test of it keeps anyone from editing the copy."""
 
 
-def page(reading: Reading, patterns: Sequence[Weights] = ()) -> str:
+def scan_page(reading: Reading, patterns: Sequence[Weights] = ()) -> str:
     """The page of ``reading``. The same reading gives the same page, to the byte.
 
     Args:
@@ -80,20 +78,12 @@ def page(reading: Reading, patterns: Sequence[Weights] = ()) -> str:
     return whole
 
 
-def write(reading: Reading, path: str | os.PathLike[str], patterns: Sequence[Weights] = ()) -> Path:
-    """Writes the page of ``reading`` to ``path``, whole or not at all, and gives the file's place; see ``page``.
-
-    Raises:
-        InputError: no file can be written there.
-    """
-    return write_whole(path, page(reading, patterns))
-
-
 def _render(reading: Reading, shown: list[dict[str, Any]], *, details: bool, files: Mapping[str, str]) -> str:
     drawn, kinds = towers(reading.sites), quantities(reading)
     tokens = [(reading.tokens, message("fact.tokens", n=reading.tokens))]
     return render(
         reading,
+        document(reading, drawn, details=details) | {"pictures": shown},
         run=False,
         title=texts.own_name(clean(reading.model)),
         facts=[*size_facts(reading), *tokens],
@@ -110,7 +100,6 @@ def _render(reading: Reading, shown: list[dict[str, Any]], *, details: bool, fil
         quantities=kinds,
         details=details,
         pictured=picture_places(reading, drawn, shown),
-        data=Markup(script_json(document(reading, drawn, details=details) | {"pictures": shown})),
     )
 
 
@@ -120,36 +109,24 @@ def size_facts(reading: Reading) -> list[tuple[int, Message]]:
     return [(heads, message("fact.heads", n=heads)), (sites, message("fact.layers", n=sites))]
 
 
-def render(reading: Reading, *, look: Mapping[str, Any] | None = None, **given: Any) -> str:
-    """The page of a reading, alone or as the last sample of a run, from ``templates/page.html.j2``.
-
-    Args:
-        look: how a run looks that is served while it is written (``live.Look``): with the script that follows it.
-    """
-    style, script, library = asset("page.css"), script_of(_SCRIPTS), ECHARTS.read_text(encoding="utf-8")
-    return (
-        templates()
-        .get_template("page.html.j2")
-        .render(
-            heads=sum(len(site.heads) for site in reading.sites),
-            sampled_rows=reading.sampled_rows,
-            skipped=[
-                (clean(name), texts.reason(why))
-                for name, why in by_reason((one.name, one.reason) for one in reading.skipped)
-            ],
-            rows=rows(reading, given["quantities"]),
-            roles=role_choices(reading),
-            unknown_roles=unknown_roles(reading),
-            short_title=cut(given["title"], 120) if isinstance(given["title"], str) else given["title"],
-            policy=policy(style, (library, script), look),
-            live=_live(look),
-            style=Markup(style),
-            library=Markup(library),
-            script=Markup(script),
-            version=__version__,
-            echarts_version=ECHARTS_VERSION,
-            **given,
-        )
+def render(reading: Reading, data: Mapping[str, Any], **given: Any) -> str:
+    """The page of a reading, alone or as the last sample of a run, from ``templates/page.html.j2``."""
+    skipped = by_reason((one.name, one.reason) for one in reading.skipped)
+    return page_of(
+        "page",
+        ("page",),
+        _SCRIPTS,
+        data,
+        ECHARTS.read_text(encoding="utf-8"),
+        "",
+        heads=len(reading.heads),
+        sampled_rows=reading.sampled_rows,
+        skipped=[(clean(name), texts.reason(why)) for name, why in skipped],
+        rows=rows(reading, given["quantities"]),
+        roles=role_choices(reading),
+        unknown_roles=unknown_roles(reading),
+        short_title=cut(given["title"], 120) if isinstance(given["title"], str) else given["title"],
+        **given,
     )
 
 
@@ -159,15 +136,25 @@ def page_of(
     scripts: Iterable[str],
     data: Mapping[str, Any],
     library: str = "",
+    last: str = "start();\n",
+    look: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> str:
-    """A template with these style sheets, scripts and data, and nothing else; ``library`` draws charts, if given."""
-    style, script = "".join(asset(f"{name}.css") for name in styles), script_of(scripts, "start();\n")
+    """A template with these style sheets, scripts and data, and nothing else.
+
+    Args:
+        library: draws charts, if given.
+        last: line of the script.
+        look: how a run looks that is served while it is written (``live.Look``): with the script that follows it.
+    """
+    style = "".join(asset(f"{name}.css") for name in styles)
+    script = script_of((asset(f"{name}.js") for name in scripts), last)
     return (
         templates()
         .get_template(f"{template}.html.j2")
         .render(
-            policy=policy(style, (library, script) if library else (script,)),
+            policy=policy(style, (library, script) if library else (script,), look),
+            live=_live(look),
             style=Markup(style),
             script=Markup(script),
             library=Markup(library),
@@ -227,10 +214,10 @@ def asset(name: str) -> str:
     return (_HERE / "assets" / name).read_text(encoding="utf-8")
 
 
-def script_of(names: Iterable[str], last: str = "") -> str:
-    """The script of a page: these files one after another, and ``last`` behind them."""
-    parts = "\n".join(asset(f"{name}.js") for name in names)
-    return f'(() => {{\n"use strict";\n{parts}\n{last}}})();\n'
+def script_of(parts: Iterable[str], last: str = "") -> str:
+    """The script of a page: these parts one after another, and ``last`` behind them."""
+    joined = "\n".join(parts)
+    return f'(() => {{\n"use strict";\n{joined}\n{last}}})();\n'
 
 
 def policy(style: str, scripts: tuple[str, ...], look: Mapping[str, Any] | None = None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from attemper.report.key_figures import figures, first_heard, first_warning, gro
 from attemper.report.page import LARGEST_BYTES, render, size_facts
 from attemper.report.texts import Clauses, Date, Message, message
 from attemper.store.run import StoredRun
-from attemper.text import clean, cut, script_json
+from attemper.text import clean, cut, date_of
 
 MOST_ALARMS = 300
 """Alarms that a page holds: those that stand before those that have ended, and the worst first."""
@@ -54,10 +53,10 @@ def run_page(run: StoredRun, last: Reading | None = None, *, look: Mapping[str, 
             "loss": loss_course(run),
             "opens": None if look else _opening(reading, judge.alarms),
         }
-        bare = render(reading, data=Markup(script_json(data | {"run": None})), **given)
+        bare = render(reading, data | {"run": None}, **given)
         room = LARGEST_BYTES - len(bare.encode("utf-8")) - _ROOM
         data["run"] = Courses(run, reading, alarms).pack(room)
-        return render(reading, data=Markup(script_json(data)), **given)
+        return render(reading, data, **given)
 
 
 def with_alarms(reading: Reading, run: StoredRun) -> Reading:
@@ -124,8 +123,7 @@ def _origin(run: StoredRun, reading: Reading) -> tuple[tuple[Message, Any], ...]
     ]
     time = run.ranks.last_time
     if time is not None:
-        date = datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        own.append((message("fact.ended"), message("as_is", said=Date(date))))
+        own.append((message("fact.ended"), message("as_is", said=Date(date_of(time)))))
     return (*own, *origin(replace(reading, date=None, text=None)))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attemper.errors import InputError, needs
+from attemper.files import write_whole
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, Reading, SiteReading, Skipped, head_rows
 from attemper.text import clean_name, counts, plain_text
 
@@ -168,9 +169,9 @@ class Scan:
         Raises:
             InputError: no file can be written there.
         """
-        from attemper.report import write
+        from attemper.report.page import scan_page
 
-        return write(self.reading, path, patterns)
+        return write_whole(path, scan_page(self.reading, patterns))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per head: site, layer, kind, mode, and every number of ``HeadReading``.

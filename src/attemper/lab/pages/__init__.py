@@ -20,7 +20,7 @@ from markupsafe import Markup
 from attemper import __version__
 from attemper.checks import one_of
 from attemper.files import write_whole
-from attemper.report.page import asset, policy, templates
+from attemper.report.page import asset, policy, script_of, templates
 from attemper.report.texts import LANGUAGES
 from attemper.text import script_json
 
@@ -45,8 +45,8 @@ def page(name: str, *, seed: int = 0) -> str:
     one_of("lab page", name, PAGES)
     given = texts(name)
     style = asset("page.css") + _own("page.css")
-    parts = (_own("controls.js"), _own("formulas.js"), _own("charts.js"), _own(f"{name}.js"), asset("theme.js"))
-    script = "\n".join(('(() => {\n"use strict";', *parts, _own("main.js"), "})();\n"))
+    own = [_own(f"{part}.js") for part in ("controls", "formulas", "charts", name)]
+    script = script_of([*own, asset("theme.js"), _own("main.js")])
     data = _data(name, seed) | {"texts": given, "languages": LANGUAGES}
     environment = templates().overlay(loader=FileSystemLoader(_HERE))
     return environment.get_template("page.html.j2").render(
