@@ -19,7 +19,7 @@ from torch import Tensor
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.snapshot import DeviceSample, RankDifference, SampleSums, Snapshot
 from attemper.monitor.tap_sums import PADDED
-from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.readings.sample import SiteKey, SiteLabel, places_of
 from attemper.readings.sums import LARGEST, places, width
 from attemper.text import count
 
@@ -52,11 +52,7 @@ class Slots:
     @cached_property
     def places(self) -> dict[SiteKey, slice]:
         """Where the heads of each site stand."""
-        found, start = {}, 0
-        for label in self.labels:
-            found[label.key] = slice(start, start + label.heads)
-            start += label.heads
-        return found
+        return places_of(self.labels)
 
     @cached_property
     def _numbers(self) -> dict[SiteLabel, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from attemper.checks import one_of
@@ -138,7 +139,7 @@ class Sample:
     @cached_property
     def places(self) -> dict[SiteKey, slice]:
         """Where the heads of each site stand in a row of ``values``."""
-        return dict(_places(self.sites))
+        return places_of(self.sites)
 
     def of(self, name: str) -> np.ndarray:
         """[heads] of one quantity; NaN if the sample does not hold it."""
@@ -176,8 +177,7 @@ class Samples(NamedTuple):
             yield Sample(step, time, self.sites, self.quantities, self.values[:, row], tokens)
 
 
-def _places(sites: tuple[SiteLabel, ...]) -> Iterator[tuple[SiteKey, slice]]:
-    start = 0
-    for site in sites:
-        yield site.key, slice(start, start + site.heads)
-        start += site.heads
+def places_of(sites: tuple[SiteLabel, ...]) -> dict[SiteKey, slice]:
+    """Where the heads of each site stand, where those of all stand one after another."""
+    ends = accumulate(site.heads for site in sites)
+    return {site.key: slice(end - site.heads, end) for site, end in zip(sites, ends, strict=True)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from attemper.checks import did_you_mean
+from attemper.checks import did_you_mean, index_of
 from attemper.errors import InputError
 from attemper.readings import history
 from attemper.readings.history import History, Trend
@@ -201,7 +201,7 @@ class StoredRun:
             InputError: no such statistic, site or head is in the run; or a name means several sites.
         """
         for end, step in (("start", start), ("stop", stop)):
-            if step is not None and not _is_whole(step):
+            if step is not None and index_of(step) is None:
                 raise InputError(f"history({end}=...) must be a step, a whole number, got {step!r}.")
         if (scalar := self.ranks.scalars.get(statistic)) is not None:
             if (site, head, mode) != (None, None, None):
@@ -370,7 +370,7 @@ class StoredRun:
         """Where a head stands among those of these sites."""
         first = min((label.first_head for label in labels), default=0)  # above 0 of one rank that has some of the heads
         most = max((label.heads for label in labels), default=0)
-        if not _is_whole(head) or not first <= head < first + most:
+        if index_of(head) is None or not first <= head < first + most:
             where = f"{clean_name(labels[0].name)} has" if len(labels) == 1 else "the sites have at most"
             where = f"{where} {count(most, 'head')}"
             raise InputError(f"head must be a whole number from {first} to {first + most - 1}, got {head!r}: {where}.")
@@ -388,12 +388,8 @@ def _stack(series: Sequence[Array], heads: int, steps: int) -> Array:
     return found
 
 
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int | np.integer) and not isinstance(number, bool)
-
-
 def _check_step(step: int, steps: Array) -> int:
-    if not _is_whole(step):
+    if index_of(step) is None:
         raise InputError(f"at(step) must be a whole number, got {step!r}.")
     if not len(steps):
         raise InputError(f"step {step} has no sample: the run has none yet.")
