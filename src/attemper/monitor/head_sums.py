@@ -171,7 +171,7 @@ class SiteSums:
 
     def reading(self) -> SiteReading:
         """Means over everything added so far. Waits for the device."""
-        return site_reading(self.label, self.queries, self.keys, self.sums.tolist(), self.fewest_keys)
+        return site_reading(self.label, self.queries, self.keys, self.sums.cpu().numpy(), self.fewest_keys)
 
     def totals(self, order: tuple[int, int]) -> SiteTotals:
         """The same sums on the host, as a copy. Waits for the device."""

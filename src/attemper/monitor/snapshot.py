@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
@@ -12,16 +11,16 @@ from torch import Tensor
 
 from attemper.call.call_sums import BACKEND, CallSums
 from attemper.call.normalizer import is_rowwise
-from attemper.call.result import BUCKETS, AttentionStats
+from attemper.call.result import AttentionStats
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import SiteReading, Skipped
-from attemper.readings.sample import FARTHEST_RANK, MOST_EXACT, RANK_DIFFERENCE, Sample, SiteKey
-from attemper.readings.sums import CURVES, ENOUGH_KEYS, fits_buckets, places
-from attemper.statistics import COUNTED, SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows, rowwise_names
+from attemper.readings.sample import FARTHEST_RANK, RANK_DIFFERENCE, Sample, SiteKey
+from attemper.readings.sums import plan_of
+from attemper.statistics import COUNTED, rowwise_names
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
 class RankDifference(NamedTuple):
@@ -185,13 +184,6 @@ class Transfer:
         return self._sample.with_tensors(next(parts[one.device]).view(one.shape) for one in self._tensors)
 
 
-COUNTS = {"rows": "rows", "empty_rows": "empty", "nonfinite_rows": "nonfinite"}
-"""Quantity -> the sum that it is."""
-SIZES = ("queries", "keys")
-JUDGED = ("judged_rows", "judged_normalized_entropy", "judged_first_token_mass")
-"""Quantities that follow from the curves by visible keys."""
-
-
 def sample_of(step: int, time: float, sites: Sequence[SiteSums], stats: tuple[str, ...], tokens: int) -> Sample:
     """The sample of a step. Waits for the device if ``sites`` are on one.
 
@@ -204,8 +196,8 @@ def sample_of(step: int, time: float, sites: Sequence[SiteSums], stats: tuple[st
     stats = (*stats, *COUNTED)
     if any(is_rowwise(site.normalizer) for site in sites):
         stats = (*stats, *rowwise_names(stats))
-    plan = _plan(stats, sites[0].fewest_keys)
-    values = plan.values(torch.cat([site.sums for site in sites]).cpu(), sites)
+    plan, sums = plan_of(stats, sites[0].fewest_keys), torch.cat([site.sums for site in sites]).cpu().numpy()
+    values = plan.values(sums, [(site.queries, site.keys, site.heads) for site in sites])
     return Sample(step, time, tuple(site.label for site in sites), plan.quantities, values, tokens)
 
 
@@ -221,81 +213,4 @@ def with_differences(sample: Sample, differences: Mapping[SiteKey, RankDifferenc
         sample,
         quantities=(*sample.quantities, RANK_DIFFERENCE, FARTHEST_RANK),
         values=np.concatenate([sample.values, nothing]),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """Which columns of the sums the quantities follow from. A sampled step waits for this: few operations, no loop."""
-
-    quantities: tuple[str, ...]
-    """Statistics, ``COUNTS``, ``SIZES`` and ``JUDGED``, in this order."""
-    columns: np.ndarray
-    """Of the means, of the rows that each is over, of what is shown as it is, and of rows without weight."""
-    weighted: np.ndarray
-    """[means, 1] 1.0 where rows without weight are among the rows of the mean and do not count, else 0.0."""
-    roots: list[int]
-    """Which means are shown as their root."""
-    means: list[int]
-    """Where among the quantities each of the means stands."""
-    others: list[int]
-    """The same of what is shown as it is."""
-    curves: slice
-    """The curves by visible keys."""
-    first: int
-    """The first of their buckets whose rows see enough keys."""
-
-    def values(self, sums: Tensor, sites: Sequence[SiteSums]) -> np.ndarray:
-        """[quantities, heads] as in ``Sample``, NaN where there is no finite number. ``sums``: of all ``sites``."""
-        import numpy as np
-
-        sum_of, many = sums.numpy(), len(self.means)
-        taken = sum_of.T[self.columns]
-        large = taken[-1 - len(COUNTS) : -1].max(initial=0.0) > MOST_EXACT
-        found = np.empty((len(self.quantities), len(sum_of)), np.float64 if large else np.float32)
-        with np.errstate(all="ignore"):
-            means = taken[:many] / (taken[many : 2 * many] - self.weighted * taken[-1])
-            means[self.roots] = np.sqrt(means[self.roots])
-            found[self.means], found[self.others] = means, taken[2 * many : -1]
-            sizes, judged = -len(SIZES) - len(JUDGED), -len(JUDGED)
-            found[sizes:judged] = np.repeat(
-                [[s.queries for s in sites], [s.keys for s in sites]], [s.heads for s in sites], 1
-            )
-            curves = sum_of[:, self.curves].reshape(len(sum_of), len(CURVES), BUCKETS)[..., self.first :].sum(2).T
-            found[judged] = curves[0]
-            found[judged + 1 :] = curves[_OF_JUDGED] / curves[0]
-        found[~np.isfinite(found)] = np.nan
-        return found
-
-
-_OF_JUDGED = [CURVES.index("curve_normalized_entropy"), CURVES.index("curve_first_token_mass")]
-"""Which of ``CURVES`` the ``JUDGED`` means are of; the first is of rows."""
-
-
-@lru_cache(maxsize=64)
-def _plan(stats: tuple[str, ...], fewest_keys: int) -> _Plan:
-    import numpy as np
-
-    column = {name: place.start for name, place in places(fewest_keys).items()}
-    shown = [name for name in SHOWN if STATISTIC_OF[name] in stats]
-    quantities = (*shown, *COUNTS, *SIZES, *JUDGED)
-    means = [name for name in shown if SHOWN[name].reduction is not Reduction.LARGEST]
-    names = [STATISTIC_OF[name] for name in means]
-    others = {name: STATISTIC_OF[name] for name in shown if name not in means} | COUNTS
-    rows = [f"rows_of_{name}" if f"rows_of_{name}" in column else "rows" for name in names]
-    weighted = [
-        rows_of == "rows" and STATISTICS[name].defined is not Rows.ALL
-        for name, rows_of in zip(names, rows, strict=True)
-    ]
-    fits = fits_buckets(fewest_keys)
-    curves = [places(fewest_keys)[name] for name in (CURVES if fits else ENOUGH_KEYS)]
-    return _Plan(
-        quantities,
-        np.array([column[name] for name in (*names, *rows, *others.values(), "rows_without_weight")]),
-        np.array(weighted, float)[:, None],
-        [place for place, name in enumerate(means) if SHOWN[name].reduction is Reduction.ROOT_OF_MEAN],
-        [quantities.index(name) for name in means],
-        [quantities.index(name) for name in others],
-        slice(curves[0].start, curves[-1].stop),
-        (fewest_keys - 1).bit_length() if fits else 0,
     )

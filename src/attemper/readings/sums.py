@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from attemper.readings.reading import HeadReading, SiteReading, VisibleKeyBucket, number
-from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.readings.sample import MOST_EXACT, SiteKey, SiteLabel
 from attemper.statistics import BINNED, BINS, COLUMNS, SHOWN, STATISTIC_OF, STATISTICS, Reduction, Rows
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ SPREAD = (
 """Over batches, of which one has r rows and the sums s: how many there are, and the sums of r, r^2, s^2 and s r."""
 NUMBERS = (*COLUMNS, *BINNED, "rows_without_weight", *OTHERS, *(f"rows_of_{name}" for name in OTHERS), *SPREAD)
 """What stands in the array, in this order; ``ENOUGH_KEYS`` follow where they are needed."""
-_ROWS_OF = {name.removeprefix("rows_of_"): name for name in NUMBERS if name.startswith("rows_of_")}
-"""Statistic -> the number of its rows, where they are not those of all others."""
+COUNTS = {"rows": "rows", "empty_rows": "empty", "nonfinite_rows": "nonfinite"}
+"""Quantity -> the sum that it is."""
+SIZES = ("queries", "keys")
+JUDGED = ("judged_rows", "judged_normalized_entropy", "judged_first_token_mass")
+"""Quantities that follow from the curves by visible keys."""
 
 
 def fits_buckets(fewest_keys: int) -> bool:
@@ -112,7 +115,7 @@ class SiteTotals:
 
     def reading(self, fewest_keys: int) -> SiteReading:
         """Means over all rows."""
-        found = site_reading(self.label, self.queries, self.keys, self.sums.tolist(), fewest_keys)
+        found = site_reading(self.label, self.queries, self.keys, self.sums, fewest_keys)
         if not self.roles:
             return found
         scores = [dict(zip(self.roles, each, strict=True)) for each in zip(*self.roles.values(), strict=True)]
@@ -120,33 +123,38 @@ class SiteTotals:
         return replace(found, heads=tuple(heads))
 
 
-def site_reading(
-    label: SiteLabel, queries: int, keys: int, sums: Sequence[Sequence[float]], fewest_keys: int
-) -> SiteReading:
+def site_reading(label: SiteLabel, queries: int, keys: int, sums: np.ndarray, fewest_keys: int) -> SiteReading:
     """The reading of a site from its sums [heads, columns]."""
-    columns = places(fewest_keys)
+    columns, plan = places(fewest_keys), plan_of(tuple(STATISTIC_OF.values()), fewest_keys)
+    values = plan.values(sums, [(queries, keys, label.heads)], whole=True)
     heads = tuple(
-        _head(head, {name: numbers[place] for name, place in columns.items()}, label.layer, fewest_keys)
-        for head, numbers in zip(label.head_numbers, sums, strict=True)
+        _head(
+            head,
+            {name: own[place] for name, place in columns.items()},
+            dict(zip(plan.quantities, numbers, strict=True)),
+            label.layer,
+            fewest_keys,
+        )
+        for head, own, numbers in zip(label.head_numbers, sums.tolist(), values.T.tolist(), strict=True)
     )
     return SiteReading(label.name, label.kind, label.mode, queries, keys, heads, label.normalizer, label.layer)
 
 
-def _head(head: int, sums: Mapping[str, Sequence[float]], layer: int | None, fewest_keys: int) -> HeadReading:
-    buckets, errors = tuple(_buckets(sums, fewest_keys)), _standard_errors(sums)
+def _head(
+    head: int, sums: Mapping[str, Sequence[float]], numbers: Mapping[str, float], layer: int | None, fewest_keys: int
+) -> HeadReading:
+    errors = _standard_errors(sums)
     return HeadReading(
         head=head,
         normalized_entropy_histogram=tuple(map(int, sums["histogram"])),
-        by_visible_keys=buckets,
-        rows=int(sums["rows"][0]),
-        empty_rows=int(sums["empty"][0]),
-        nonfinite_rows=int(sums["nonfinite"][0]),
+        by_visible_keys=tuple(_buckets(sums, fewest_keys)),
         layer=layer,
-        judged=any(bucket.first >= fewest_keys for bucket in buckets),
+        judged=numbers["judged_rows"] > 0,
         batches=None if errors is None else int(sums["batches"][0]),
         standard_errors=errors,
         roles=None,
-        **{field: _number(STATISTIC_OF[field], shown.reduction, sums) for field, shown in SHOWN.items()},
+        **{name: int(numbers[name]) for name in COUNTS},
+        **{name: number(numbers[name]) for name in SHOWN},
     )
 
 
@@ -174,15 +182,6 @@ def _bucket_ends(fewest_keys: int) -> tuple[tuple[int, int, int, str, Sequence[s
     return tuple(found)
 
 
-def _number(name: str, reduction: Reduction, sums: Mapping[str, Sequence[float]]) -> float | None:
-    """The number of a reading that shows a statistic; None where no row defines it."""
-    if reduction is Reduction.LARGEST:
-        return number(sums[name][0])
-    rows = _rows_of(name, sums)
-    mean = number(sums[name][0] / rows) if rows else None
-    return math.sqrt(mean) if mean is not None and reduction is Reduction.ROOT_OF_MEAN else mean
-
-
 def _standard_errors(sums: Mapping[str, Sequence[float]]) -> dict[str, float] | None:
     """sqrt(B / (B - 1) sum (s - m r)^2) / sum r of each mean m = sum s / sum r, over B batches; None where there are
     not two, or rows of which no batch is known.
@@ -199,9 +198,83 @@ def _standard_errors(sums: Mapping[str, Sequence[float]]) -> dict[str, float] | 
     return found
 
 
-def _rows_of(name: str, sums: Mapping[str, Sequence[float]]) -> float:
-    """How many rows a mean is over."""
-    if name in _ROWS_OF:
-        return sums[_ROWS_OF[name]][0]
-    weightless = 0.0 if STATISTICS[name].defined is Rows.ALL else sums["rows_without_weight"][0]
-    return sums["rows"][0] - weightless
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which columns of the sums the numbers of heads follow from. A sampled step waits for this: few operations, no
+    loop.
+    """
+
+    quantities: tuple[str, ...]
+    """Statistics, ``COUNTS``, ``SIZES`` and ``JUDGED``, in this order."""
+    columns: np.ndarray
+    """Of the means, of the rows that each is over, of what is shown as it is, and of rows without weight."""
+    weighted: np.ndarray
+    """[means, 1] 1.0 where rows without weight are among the rows of the mean and do not count, else 0.0."""
+    roots: list[int]
+    """Which means are shown as their root."""
+    means: list[int]
+    """Where among the quantities each of the means stands."""
+    others: list[int]
+    """The same of what is shown as it is."""
+    curves: slice
+    """The curves by visible keys."""
+    first: int
+    """The first of their buckets whose rows see enough keys."""
+
+    def values(self, sums: np.ndarray, sites: Sequence[tuple[int, int, int]], *, whole: bool = False) -> np.ndarray:
+        """[quantities, heads] as in ``Sample``, NaN where there is no finite number.
+
+        Args:
+            sums: [heads, columns] of all ``sites``: of each its queries, keys and heads.
+            whole: whether in float64, whatever the counts.
+        """
+        import numpy as np
+
+        taken, many = sums.T[self.columns], len(self.means)
+        whole = whole or taken[-1 - len(COUNTS) : -1].max(initial=0.0) > MOST_EXACT
+        found = np.empty((len(self.quantities), len(sums)), np.float64 if whole else np.float32)
+        with np.errstate(all="ignore"):
+            means = taken[:many] / (taken[many : 2 * many] - self.weighted * taken[-1])
+            means[self.roots] = np.sqrt(means[self.roots])
+            found[self.means], found[self.others] = means, taken[2 * many : -1]
+            sizes, judged = -len(SIZES) - len(JUDGED), -len(JUDGED)
+            queries, keys, heads = zip(*sites, strict=True)
+            found[sizes:judged] = np.repeat([queries, keys], heads, 1)
+            curves = sums[:, self.curves].reshape(len(sums), len(CURVES), BINS)[..., self.first :].sum(2).T
+            found[judged] = curves[0]
+            found[judged + 1 :] = curves[_OF_JUDGED] / curves[0]
+        found[~np.isfinite(found)] = np.nan
+        return found
+
+
+_OF_JUDGED = [CURVES.index("curve_normalized_entropy"), CURVES.index("curve_first_token_mass")]
+"""Which of ``CURVES`` the ``JUDGED`` means are of; the first is of rows."""
+
+
+@lru_cache(maxsize=64)
+def plan_of(stats: tuple[str, ...], fewest_keys: int) -> Plan:
+    import numpy as np
+
+    column = {name: place.start for name, place in places(fewest_keys).items()}
+    shown = [name for name in SHOWN if STATISTIC_OF[name] in stats]
+    quantities = (*shown, *COUNTS, *SIZES, *JUDGED)
+    means = [name for name in shown if SHOWN[name].reduction is not Reduction.LARGEST]
+    names = [STATISTIC_OF[name] for name in means]
+    others = {name: STATISTIC_OF[name] for name in shown if name not in means} | COUNTS
+    rows = [f"rows_of_{name}" if f"rows_of_{name}" in column else "rows" for name in names]
+    weighted = [
+        rows_of == "rows" and STATISTICS[name].defined is not Rows.ALL
+        for name, rows_of in zip(names, rows, strict=True)
+    ]
+    fits = fits_buckets(fewest_keys)
+    curves = [places(fewest_keys)[name] for name in (CURVES if fits else ENOUGH_KEYS)]
+    return Plan(
+        quantities,
+        np.array([column[name] for name in (*names, *rows, *others.values(), "rows_without_weight")]),
+        np.array(weighted, float)[:, None],
+        [place for place, name in enumerate(means) if SHOWN[name].reduction is Reduction.ROOT_OF_MEAN],
+        [quantities.index(name) for name in means],
+        [quantities.index(name) for name in others],
+        slice(curves[0].start, curves[-1].stop),
+        (fewest_keys - 1).bit_length() if fits else 0,
+    )
