@@ -92,6 +92,16 @@ def test_a_mask_of_numbers_counts_ones_as_real_tokens_and_no_batch_is_all_paddin
     assert watched(Causal(), torch.randn(2, 7, 32), mask).sites[0].heads[0].rows == rows
 
 
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("around", [compiled, nn.DataParallel])
+def test_a_scan_knows_the_mask_that_a_wrapped_model_is_given_by_its_place(around: Callable[[nn.Module], Any]) -> None:
+    scan = attemper.scan(around(Causal().eval()), [(torch.randn(2, 7, 32), REAL.long())])
+    assert (scan.sites[0].heads[0].rows, scan.tokens) == (11, 11)
+
+
 @pytest.mark.parametrize("mask", [REAL, ~REAL])
 def test_a_bool_mask_that_no_call_explains_makes_the_site_skipped(mask: Tensor) -> None:
     with pytest.raises(attemper.InputError, match="padding of its queries is unknown"):

@@ -33,7 +33,7 @@ from attemper.sites.padding import tracking
 def observation(model: nn.Module, collector: Collector) -> Iterator[None]:
     """Masks and cross attention are followed, compiled code runs as it was written."""
     with ExitStack() as stack:
-        stack.enter_context(tracking(collector.context, model, registry.pretrained_models(model)))
+        stack.enter_context(tracking(collector.context, model))
         # Python modules are searched for attention functions once, not for each batch.
         stack.enter_context(package_functions.reading(model))
         unseen = compiled_parts(names_of(model))

@@ -236,12 +236,9 @@ class Passes(SampledSteps):
         self.begin_sample()
         self._collector.begin()
         with ExitStack() as stack:
-            models = registry.pretrained_models(self.model)
             if self._collector.replace:
                 self._collector.refuse(registry.outside_registry(self.model))
-            # A wrapper's own arguments have no names: the masks of the model inside it count.
-            own = models or [unwrap(self.model)]
-            stack.enter_context(tracking(self._context, self.model, own, (args, kwargs)))
+            stack.enter_context(tracking(self._context, self.model, (args, kwargs)))
             stack.enter_context(observing(self._collector))
             stack.enter_context(reading(self.model))
             self._collector.shadowed = False

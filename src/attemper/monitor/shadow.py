@@ -24,10 +24,9 @@ from attemper.monitor.calls import SeenCall
 from attemper.monitor.collector import Collector
 from attemper.monitor.hooks import set_for_now
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
-from attemper.sites import transformers as registry
 from attemper.sites.actions import without_listeners
 from attemper.sites.entry_points import reading
-from attemper.sites.names import ORIGINAL, Wrapper, compiled_call, is_compiled, missing_door, unwrap, wrapper_kind
+from attemper.sites.names import ORIGINAL, Wrapper, compiled_call, is_compiled, missing_door, wrapper_kind
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking
 from attemper.sites.tap_buffers import has_graphs
@@ -54,7 +53,6 @@ class Shadow:
     def __init__(self, model: nn.Module, collector: Collector, most: int | None = None) -> None:
         """``most``: how many sequences of a batch run; None for all."""
         self.model, self._collector, self._most = original_of(model), collector, most
-        self._models = registry.pretrained_models(self.model) or [unwrap(self.model)]
         self._enough: Taps = []
         """The sites of the taps that have seen all that a pass has seen, and of which modules:"""
         self._makeup: list[tuple[nn.Module, bool]] = []
@@ -82,7 +80,7 @@ class Shadow:
                 run, taps = stack.enter_context(self._one_pass(args, kwargs))
                 begin()
                 collector.begin()
-                stack.enter_context(tracking(context, self.model, self._models))
+                stack.enter_context(tracking(context, self.model))
                 stack.enter_context(observing(collector))
                 stack.enter_context(reading(self.model))
                 run()

@@ -167,6 +167,17 @@ def is_script(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
+def is_pretrained(module: nn.Module) -> bool:
+    """Whether this is a model of transformers, which nobody has made where that is not even imported."""
+    library = sys.modules.get("transformers.modeling_utils")
+    return library is not None and isinstance(module, library.PreTrainedModel)
+
+
+def pretrained_models(model: nn.Module) -> list[nn.Module]:
+    """The models of transformers inside ``model``."""
+    return [part for part in model.modules() if is_pretrained(part)]
+
+
 def compiled_parts(names: Names) -> dict[str, str]:
     """Why nothing is seen inside, by name, for the outermost modules that no hook and no function mode looks into.
     ``names``: what ``names_of`` says of a model; the name of the model itself is empty.

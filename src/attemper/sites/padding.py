@@ -10,7 +10,6 @@ counts only once a call's own mask hides the same keys, or if it is the same eve
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.sites.declared import documents_of_call, follows_rule
-from attemper.sites.names import is_script, own_class
+from attemper.sites.names import is_pretrained, is_script, own_class, pretrained_models, unwrap
 
 CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Arguments whose presence makes a module's attention cross attention."""
@@ -167,8 +166,12 @@ class CallContext:
     def module(self) -> nn.Module:
         return self.running[-1]
 
-    def enter_module(self, names: list[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward of a module that may attend, whose parameters have these ``names``."""
+    def enter_module(
+        self, names: list[str], counts: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Before a forward of a module that may attend, whose parameters have these ``names``. ``counts``: whether its
+        masks do.
+        """
         self.forwards[module] = self.forwards.get(module, 0) + 1
         self.others.pop(module, None)
         self.masks.pop(module, None)
@@ -180,30 +183,15 @@ class CallContext:
         if given is not None:
             self.others[module] = given
         self.running.append(module)
+        if counts:
+            self.stack.append(_tokens_of(module, arguments, (*args, *kwargs.values())))
 
-    def leave_module(self, module: nn.Module, *_: Any) -> None:
+    def leave_module(self, counts: bool, module: nn.Module, *_: Any) -> None:
         """After it."""
         self.masks.pop(module, None)
         if self.running:
             self.running.pop()
-
-    def enter_model(self, names: list[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward of a model whose masks count."""
-        arguments = dict(zip(names, args, strict=False)) | kwargs
-        own, encoder = (_token_mask(arguments.get(name)) for name in ("attention_mask", "encoder_attention_mask"))
-        unclear = own is not None and _may_mean_either(module, arguments.get("attention_mask"))
-        if own is not None and unclear:
-            own = own | ~own.any()  # no batch is all padding
-        for padding in map(arguments.get, _PADDING.get(own_class(module), ())):
-            own = ~hides(padding) if isinstance(padding, Tensor) and _token_mask(padding) is not None else own
-        past = _past((kwargs.get("cache"), *args, *kwargs.values()))
-        documents = documents_of_call(arguments, None if unclear else own)
-        ids, ruled = _token_ids(module, arguments), follows_rule(arguments)
-        self.stack.append(Tokens(own, encoder, past, unclear=unclear, ids=ids, documents=documents, ruled=ruled))
-
-    def leave_model(self, *_: Any) -> None:
-        """After it."""
-        if self.stack:
+        if counts and self.stack:
             self.stack.pop()
 
     def leave(self) -> None:
@@ -239,39 +227,31 @@ class CallContext:
 
 
 @contextmanager
-def tracking(
-    context: CallContext, model: nn.Module, models: list[nn.Module], begun: Call | None = None
-) -> Iterator[CallContext]:
+def tracking(context: CallContext, model: nn.Module, begun: Call | None = None) -> Iterator[CallContext]:
     """Follows masks and cross attention through ``model``'s forward passes, by hooks that are removed afterwards.
 
+    The masks of the models of transformers inside it count, where there are none those of ``model`` itself without its
+    wrappers, whose arguments have no names. The padding masks of nn.Transformer's layers count as well.
+
     Args:
-        models: the modules whose masks count (transformers' ``PreTrainedModel``); if empty, ``model`` itself. The
-            padding masks of nn.Transformer's layers count as well.
         begun: the arguments of a forward of ``model`` that has begun already.
     """
-    counted = {id(module) for module in (models or [model])}
-    leaving, leaving_model = context.guard(context.leave_module), context.guard(context.leave_model)
+    models = {*pretrained_models(model)} or {unwrap(model)}
     with ExitStack() as hooks:
         for module in model.modules():
             if begun is not None and module is model:
                 continue  # its hooks run already, and must not change while they do
-            if is_script(module) or (not _may_attend(module) and id(module) not in counted):
+            if is_script(module) or (not _may_attend(module) and module not in models):
                 continue
             names = parameter_names(module)
-            pairs = [(context.enter_module, leaving)]
             # A vision tower of transformers is not a PreTrainedModel in every release: CLIP's is not in 5.1.
-            is_tower = bool(models) and "pixel_values" in names
-            if id(module) in counted or isinstance(module, _LAYERS) or is_tower:
-                pairs.append((context.enter_model, leaving_model))
-            for entering, after in pairs:
-                before = context.guard(partial(entering, names))
-                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(after, always_call=True).remove)
+            counts = module in models or isinstance(module, _LAYERS) or "pixel_values" in names
+            before = context.guard(partial(context.enter_module, names, counts))
+            after = context.guard(partial(context.leave_module, counts))
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after, always_call=True).remove)
         if begun is not None:
-            names = parameter_names(model)
-            context.enter_module(names, model, *begun)
-            if id(model) in counted:
-                context.enter_model(names, model, *begun)
+            context.enter_module(parameter_names(model), model in models, model, *begun)
         yield context
 
 
@@ -281,10 +261,9 @@ def enter_compiled(context: CallContext, model: nn.Module, args: tuple[Any, ...]
     The two sides of an encoder-decoder have a mask each, and its call does not say which queries belong to which.
     """
     context.reset()
-    names = parameter_names(model)
-    context.enter_model(names, model, args, kwargs)
+    arguments = dict(zip(parameter_names(model), args, strict=False)) | kwargs
+    context.stack.append(_tokens_of(model, arguments, (*args, *kwargs.values())))
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        arguments = dict(zip(names, args, strict=False)) | kwargs
         masks = [_token_mask(arguments.get(name)) for name in ("attention_mask", "decoder_attention_mask")]
         sides = [mask.flatten() for mask in masks if mask is not None]
         context.stack[-1] = replace(context.stack[-1], own=torch.cat(sides)[None] if sides else None, sided=True)
@@ -336,6 +315,20 @@ def _tokens(sequence: Any) -> int:
     return sequence.shape[-2 if sequence.is_floating_point() else -1]
 
 
+def _tokens_of(module: nn.Module, arguments: dict[str, Any], given: tuple[Any, ...]) -> Tokens:
+    """What a model is called with, by name and as it was ``given``."""
+    own, encoder = (_token_mask(arguments.get(name)) for name in ("attention_mask", "encoder_attention_mask"))
+    unclear = own is not None and _may_mean_either(module, arguments.get("attention_mask"))
+    if own is not None and unclear:
+        own = own | ~own.any()  # no batch is all padding
+    for padding in map(arguments.get, _PADDING.get(own_class(module), ())):
+        own = ~hides(padding) if isinstance(padding, Tensor) and _token_mask(padding) is not None else own
+    past = _past((arguments.get("cache"), *given))
+    documents = documents_of_call(arguments, None if unclear else own)
+    ids, ruled = _token_ids(module, arguments), follows_rule(arguments)
+    return Tokens(own, encoder, past, unclear=unclear, ids=ids, documents=documents, ruled=ruled)
+
+
 def _token_ids(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor] | None:
     """Arguments that are token ids, [B, tokens]: by their names in transformers, any whole numbers elsewhere."""
     if isinstance(module, _LAYERS):
@@ -343,8 +336,7 @@ def _token_ids(module: nn.Module, arguments: dict[str, Any]) -> dict[str, Tensor
     matrices = {name: part for name, part in arguments.items() if isinstance(part, Tensor) and part.dim() == 2}
     found = {name: part for name, part in matrices.items() if part.dtype in _INTEGERS and "mask" not in name}
     named = {name: part for name, part in found.items() if name.endswith(_IDS)}
-    library = sys.modules.get("transformers.modeling_utils")
-    if "pixel_values" not in arguments and (library is None or not isinstance(module, library.PreTrainedModel)):
+    if "pixel_values" not in arguments and not is_pretrained(module):
         return named or found
     return named if named or arguments.get("inputs_embeds") is not None else None
 
@@ -370,8 +362,7 @@ def _token_mask(mask: Any) -> Tensor | None:
 
 def _may_mean_either(module: nn.Module, mask: Any) -> bool:
     """Whether True in this mask may mean hidden: in transformers, and as a number anywhere, it is a real token."""
-    library = sys.modules.get("transformers.modeling_utils")
-    return mask.dtype == torch.bool and not (library and isinstance(module, library.PreTrainedModel))
+    return mask.dtype == torch.bool and not is_pretrained(module)
 
 
 def hides(mask: Tensor) -> Tensor:

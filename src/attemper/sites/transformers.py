@@ -32,7 +32,7 @@ from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
 from attemper.sites.actions import Actions, ModelCall, attend
 from attemper.sites.identity import note_output, places
-from attemper.sites.names import names_of
+from attemper.sites.names import names_of, pretrained_models
 from attemper.sites.observation import (
     AttentionCall,
     Observer,
@@ -406,12 +406,6 @@ def _acting(function: Callable[..., Any], implementation: str, default: Callable
         return attend(call)
 
     return forward
-
-
-def pretrained_models(model: nn.Module) -> list[nn.Module]:
-    """The transformers models inside ``model``; none where transformers is not even imported."""
-    library = sys.modules.get("transformers.modeling_utils")
-    return [] if library is None else [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
 
 
 def outside_registry(model: nn.Module) -> dict[str, str]:
