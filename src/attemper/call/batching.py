@@ -15,11 +15,10 @@ from torch import Tensor
 
 from attemper.backends.contract import DIFFERENTIABLE, NAMES, Problem
 from attemper.call.operator import COUNT
+from attemper.call.partial_call import AXES, SHARED
 from attemper.call.transforms import to_front
 
-_WITH_BATCH = ("query", "key", "value", "mask", "multiplier", "first_keys", "span_keys")
-_SHARED = ("mask", "multiplier", "first_keys", "span_keys")
-"""Of these, what may stand for a whole batch with a size of 1."""
+_WITH_BATCH = tuple(name for name, axes in AXES.items() if axes[0] == "sequence")
 _PER_HEAD = ("sink", "per_head")
 """Differentiable, and the same for a whole batch."""
 
@@ -107,12 +106,12 @@ def _fold(size: int, in_dims: Places, args: Sequence[Any], own: frozenset[str]) 
         place = places[name]
         if tensor is None:
             continue
-        shared = name in _SHARED and place is None and tensor.shape[0] == 1
+        shared = name in SHARED and place is None and tensor.shape[0] == 1
         if shared and name not in own:
             continue
         whole = to_front(tensor, place, size)
         assert whole is not None
-        if name in _SHARED:
+        if name in SHARED:
             whole = whole.expand(size, batch, *whole.shape[2:])
         changes[name] = _to_batch(whole, 1)
     return replace(call, **changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,37 +11,38 @@ from torch import Tensor
 from attemper.backends.contract import Problem
 
 ALL = slice(None)
+AXES: Mapping[str, tuple[str, ...]] = {
+    "query": ("sequence", "head", "row"),
+    "key": ("sequence", "group", "key"),
+    "value": ("sequence", "group", "key"),
+    "mask": ("sequence", "head", "row", "key"),
+    "multiplier": ("sequence", "head", "row"),
+    "sink": ("head",),
+    "per_head": ("head",),
+    "positions": ("row",),
+    "first_keys": ("sequence", "key"),
+    "span_keys": ("sequence", "key"),
+}
+"""Tensors of a call that belong to sequences, heads, heads of keys, rows or keys -> their first axes."""
+SHARED = ("mask", "multiplier", "first_keys", "span_keys")
+"""Of these, what may have one entry for all along an axis."""
 
 
 def part_of(
     problem: Problem, sequences: slice | Sequence[int] = ALL, heads: slice = ALL, rows: slice = ALL, keys: slice = ALL
 ) -> Problem:
-    """The call of some of its sequences, heads (all that share a key head, or one), rows and keys, as views.
-
-    What has one entry for all sequences, heads or rows keeps it. Offsets of documents stay as they are.
+    """The call of some of its sequences, heads (all that share a key head, or one), rows and keys, as views. Offsets of
+    documents stay as they are.
     """
     first, last, _ = heads.indices(problem.query.shape[1])
     groups = heads if heads == ALL else slice(first // problem.repeats, -(-last // problem.repeats))
-    own = {
-        "query": (sequences, heads, rows),
-        "key": (sequences, groups, keys),
-        "value": (sequences, groups, keys),
-        "sink": (heads,),
-        "per_head": (heads,),
-        "positions": (rows,),
-    }
-    shared = {
-        "mask": (sequences, heads, rows, keys),
-        "multiplier": (sequences, heads, rows),
-        "first_keys": (sequences, keys),
-        "span_keys": (sequences, keys),
-    }
+    places = {"sequence": sequences, "head": heads, "group": groups, "row": rows, "key": keys}
     changes: dict[str, Tensor] = {}
-    for name, places in (own | shared).items():
+    for name, axes in AXES.items():
         tensor = getattr(problem, name)
         if tensor is not None:
-            sizes = tensor.shape if name in shared else [None] * len(places)
-            changes[name] = tensor[tuple(ALL if size == 1 else at for at, size in zip(places, sizes, strict=True))]
+            whole = [name in SHARED and size == 1 for size in tensor.shape]
+            changes[name] = tensor[tuple(ALL if one else places[axis] for axis, one in zip(axes, whole, strict=False))]
     return problem.with_fields(**changes)
 
 
