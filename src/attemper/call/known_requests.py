@@ -30,7 +30,7 @@ class KnownRequest:
         self._direct = autograd.passes_dispatcher(request.problem) and not request.problem.rowwise
 
     def again(self, query: Tensor, key: Tensor, value: Tensor | None) -> Any:
-        """The forward pass by the kernels themselves (``native/again.py``); None where it takes more."""
+        """The forward pass by the kernels themselves (``native/repeated_call.py``); None where it takes more."""
         if not self._direct or not transforms.stand_in_memory((query, key, value)):
             return None
         if torch.is_grad_enabled() and (

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from attemper.backends.native import rows as native_rows
 from attemper.backends.native.library import why_unusable
@@ -34,7 +33,7 @@ def row_weights(scores: Tensor, normalizer: str, number: float = 0.0, alpha: Ten
         alpha: [...], alpha of each row instead of ``number``; differentiated.
     """
     if transforms.active():
-        return _ForTransforms.apply(scores, alpha, normalizer, float(number))
+        return _nestable(scores, alpha, normalizer, float(number))
     transforms.refuse_in_graph(normalizer)
     return torch.ops.attemper.row_weights(scores, alpha, normalizer, float(number))
 
@@ -115,21 +114,21 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return scores, alpha_gradient(weights, grad, alpha) if ctx.needs_input_grad[1] else None, None, None
 
 
-def _tangent(
-    weights: Tensor,
-    alpha: Tensor | None,
-    normalizer: str,
-    number: float,
-    of_scores: Tensor | None,
-    of_alpha: Tensor | None,
-) -> Tensor:
+def _tangent(ctx: Any, of_scores: Tensor | None, of_alpha: Tensor | None, *_: Any) -> Tensor:
     """How the weights move when scores and alpha do. The Jacobian of every normalizer is symmetric."""
+    weights, alpha = ctx.saved_tensors
     tangent = torch.zeros_like(weights)
     if of_scores is not None:
-        tangent = tangent + NORMALIZERS[normalizer].gradient(weights, of_scores, number, alpha)
+        tangent = tangent + NORMALIZERS[ctx.normalizer].gradient(weights, of_scores, ctx.number, alpha)
     if of_alpha is not None and alpha is not None:
         tangent = tangent + by_alpha(weights, alpha) * of_alpha[..., None]
     return tangent
+
+
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    *tensors, normalizer, number = args
+    scores, alpha = all_to_front(info, in_dims, *tensors)
+    return row_weights(scores, normalizer, number, alpha), 0
 
 
 def _refuse_second_derivative(*_: Any) -> None:
@@ -140,34 +139,7 @@ torch.library.register_autograd("attemper::row_weights", _gradient, setup_contex
 torch.library.register_autograd("attemper::row_gradient", _refuse_second_derivative, lib=LIBRARY)
 
 
-class _ForTransforms(torch.autograd.Function):
-    """The operator with its gradient as ``torch.func`` takes it: that of ``register_autograd`` does not nest there."""
-
-    @staticmethod
-    def forward(scores: Tensor, alpha: Tensor | None, normalizer: str, number: float) -> Tensor:
-        return torch.ops.attemper.row_weights(scores, alpha, normalizer, number)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _setup_context(ctx, inputs, output)
-        ctx.save_for_forward(output, inputs[1])
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        weights, alpha = ctx.saved_tensors
-        with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
-            tangent = _tangent(weights, alpha, ctx.normalizer, ctx.number, tangents[0], tangents[1])
-            return forward_ad.unpack_dual(tangent).primal
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, *grads)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        *tensors, normalizer, number = args
-        scores, alpha = all_to_front(info, in_dims, *tensors)
-        return row_weights(scores, normalizer, number, alpha), 0
+_nestable = transforms.nestable(torch.ops.attemper.row_weights, _setup_context, _gradient, _tangent, _vmap)
 
 
 def _weights_vmap(

@@ -129,6 +129,35 @@ def all_to_front(info: Any, in_dims: Sequence[int | None], *tensors: Any) -> lis
     return [to_front(tensor, place, info.batch_size) for tensor, place in zip(tensors, in_dims, strict=False)]
 
 
+def nestable(
+    kernel: Callable[..., Tensor],
+    remember: Callable[..., None],
+    gradient: Callable[..., Any],
+    tangent: Callable[..., Tensor],
+    vmap_rule: Callable[..., Any],
+) -> Callable[..., Any]:
+    """An operator of one result as transforms nest it: what ``torch.library.register_autograd`` gives does not.
+
+    ``remember`` sets up the context and ``gradient`` reads it, both as registered there; ``tangent`` is made of the
+    context and the arguments' tangents, None where one has none; ``vmap_rule`` is that of an ``autograd.Function``.
+    """
+
+    class Nestable(torch.autograd.Function):
+        forward, backward, vmap = staticmethod(kernel), staticmethod(gradient), staticmethod(vmap_rule)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            remember(ctx, inputs, output)
+            ctx.save_for_forward(*ctx.to_save)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Tensor:
+            with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
+                return forward_ad.unpack_dual(tangent(ctx, *tangents)).primal
+
+    return Nestable.apply
+
+
 def _innermost() -> Any:
     return FUNCTORCH.peek_interpreter_stack()
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from attemper.call import transforms
 from attemper.call.operator import LIBRARY, operator
@@ -56,40 +55,23 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 torch.library.register_autograd("attemper::bounded_exponential", _backward, setup_context=_remember, lib=LIBRARY)
 
 
-class _ForTransforms(torch.autograd.Function):
-    """The same for transforms of ``torch.func`` and for forward mode, whose tangent is that of the numbers: 0 beyond
-    a bound.
-    """
+def _tangent(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+    """That of the numbers: 0 beyond a bound."""
+    (raw,) = ctx.saved_tensors
+    low, high = ctx.bounds
+    return tangent * torch.where((raw >= low) & (raw <= high), _inside(raw, low, high).exp(), 0.0)
 
-    @staticmethod
-    def forward(raw: Tensor, low: float, high: float) -> Tensor:
-        return _clamp_exp(raw, low, high)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
-        _remember(ctx, inputs, output)
-        ctx.save_for_forward(inputs[0])
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, Any]:
+    return _exponential(*args), in_dims[0]
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _backward(ctx, grad)
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (raw,) = ctx.saved_tensors
-        low, high = ctx.bounds
-        with forward_ad._set_fwd_grad_enabled(True):  # for derivatives around this one
-            gradient = torch.where((raw >= low) & (raw <= high), _inside(raw, low, high).exp(), 0.0)
-            return tangent * forward_ad.unpack_dual(gradient).primal
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, Any]:
-        return _exponential(*args), in_dims[0]
+_nestable = transforms.nestable(_clamp_exp, _remember, _backward, _tangent, _vmap)
 
 
 def _exponential(raw: Tensor, low: float, high: float) -> Tensor:
     if transforms.active():
-        return _ForTransforms.apply(raw, low, high)  # pyright: ignore[reportReturnType]
+        return _nestable(raw, low, high)
     transforms.refuse_in_graph("A learned number")
     return torch.ops.attemper.bounded_exponential(raw, low, high)
 
