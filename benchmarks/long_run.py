@@ -36,7 +36,7 @@ CHECKED = 2000
 QUESTIONS = {
     "alarms": "run.alarms()",
     "judged anew": "run.alarms({'logits': 99.9})",
-    "show": "from attemper.store.overview import overview; overview(run, 'normalized_entropy', bars=40, top=10)",
+    "show": "from attemper.report.overview import overview; overview(run, 'normalized_entropy', bars=40, top=10)",
     "page": "from attemper.report.run_page import run_page; run_page(run)",
     "state": "len(run.steps), run.live",
 }

@@ -19,9 +19,9 @@ from attemper.fingerprints.taking.engine import fingerprint_of_folder
 from attemper.nn import LearnedTemperature
 from attemper.readings.part_file import merge_files
 from attemper.report.live import LiveServer, RunSource
+from attemper.report.overview import overview
 from attemper.report.run_table import table
 from attemper.store.fragment import Fragment
-from attemper.store.overview import overview
 from tests.support.runs import restless, written
 
 

@@ -22,8 +22,8 @@ from torch import nn
 import attemper
 from attemper.errors import InputError
 from attemper.readings.part_file import merge_files
+from attemper.report.overview import overview
 from attemper.store.compaction import unpack
-from attemper.store.overview import overview
 from tests.support.runs import written
 from tests.support.samples import samples, samples_of
 

@@ -18,10 +18,10 @@ import attemper
 from attemper import Scan
 from attemper.readings.alarms import ALARMS, KINDS
 from attemper.report import texts
+from attemper.report.overview import Overview, overview
 from attemper.report.run_table import table
 from attemper.results.run import open_run
 from attemper.store.fragment import Fragment
-from attemper.store.overview import Overview, overview
 from tests.report import readings
 from tests.support.runs import restless, written
 

@@ -14,10 +14,10 @@ import pytest
 import attemper
 from attemper.readings import history
 from attemper.readings.sample import Sample, SiteKey
+from attemper.report.overview import overview
 from attemper.results.run import Run, open_run
 from attemper.store import export
 from attemper.store.fragment import Fragment
-from attemper.store.overview import overview
 from attemper.store.ranks import Ranks, columns
 from attemper.store.series import FragmentReader
 from attemper.store.writer import open_writer

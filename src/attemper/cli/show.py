@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from attemper.readings.reading import Alarm
+    from attemper.report.overview import Overview
     from attemper.results.run import Run
-    from attemper.store.overview import Overview
 
 
 class Language(StrEnum):
@@ -141,8 +141,8 @@ def _follow_on_screen(looks: Iterable[Run], statistic: str, top: int, language: 
 
 
 def _overview(run: Run, statistic: str, top: int) -> Overview:
+    from attemper.report.overview import overview
     from attemper.report.run_table import bars_of
-    from attemper.store.overview import overview
 
     return overview(run, statistic, bars=bars_of(open_console().width), top=top)
 

@@ -79,6 +79,13 @@ class Course(Columns):
         return Course(self.steps[::many], np.fmin.reduce(least, 1), means, np.fmax.reduce(largest, 1))
 
     @property
+    def over_heads(self) -> Course:
+        """[columns, 1]: the least number of all heads, the mean over heads, and the largest."""
+        least = np.fmin.reduce(self.least, 1, keepdims=True, initial=np.nan)
+        largest = np.fmax.reduce(self.largest, 1, keepdims=True, initial=np.nan)
+        return Course(self.steps, least, mean(self.mean.T)[:, None], largest)
+
+    @property
     def farthest(self) -> Array:
         """[columns, heads] of each column the number farthest from the head's median."""
         ranked = np.sort(self.mean, 0)  # NaN last
@@ -232,13 +239,7 @@ def _axes(steps: Iterable[Array]) -> tuple[list[Array], list[int]]:
 
 def _levels_of_site(course: Course, heads: int, width: int) -> Iterator[bytes]:
     """Least, mean and largest over the heads of a site; then each head."""
-    layer = Course(
-        course.steps,
-        np.fmin.reduce(course.least, 1, keepdims=True),
-        mean(course.mean.T)[:, None],
-        np.fmax.reduce(course.largest, 1, keepdims=True),
-    )
-    yield from _band(layer, slice(0, 1), width)
+    yield from _band(course.over_heads, slice(0, 1), width)
     farthest, ends = course.farthest, _of_heads(course.ends, heads)
     for head in range(heads):
         known = farthest[:, head] if head < farthest.shape[1] else np.full(len(farthest), np.nan)

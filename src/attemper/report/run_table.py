@@ -17,6 +17,7 @@ from attemper.readings.reading import SiteReading
 from attemper.readings.sample import MODES
 from attemper.readings.stacks import Stack, stacks
 from attemper.report.document import kind_of
+from attemper.report.overview import Change, Course, Overview, ScalarCourse
 from attemper.report.scan_table import STYLES, indent
 from attemper.report.texts import (
     Message,
@@ -32,7 +33,6 @@ from attemper.report.texts import (
     why,
 )
 from attemper.statistics import SHOWN
-from attemper.store.overview import Change, Course, Overview, ScalarCourse
 from attemper.text import BARS, clean, cut, number, plain_table, sparkline
 
 MOST_ALARMS = 3

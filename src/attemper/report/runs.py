@@ -17,7 +17,6 @@ import numpy as np
 
 from attemper.errors import InputError
 from attemper.readings.alarms import level_of
-from attemper.readings.history import mean
 from attemper.readings.reading import Alarm, number
 from attemper.readings.sample import SiteKey
 from attemper.readings.stacks import over_heads
@@ -206,7 +205,7 @@ def _courses(
             course = read[at, key, name].coarser(most)
             single = [_numbers(one) for one in course.farthest.T] if heads else []
             before = labels[key].first_head if heads else 0
-            whole = mean(course.mean.T) if _over(name) == "mean" else np.fmax.reduce(course.largest, 1)
+            whole = getattr(course.over_heads, _over(name))[:, 0]
             found[name].append([course.steps.tolist(), _numbers(whole), [None] * before + single])
     return found
 

@@ -13,8 +13,8 @@ from attemper.readings.alarms import LOSS, with_shared_advice
 from attemper.readings.history import History, Trend, block_means, is_telling, mean, trend
 from attemper.readings.reading import FEWEST_KEYS, Alarm, number, untrained_note
 from attemper.readings.sample import SiteKey, SiteLabel
+from attemper.report import history
 from attemper.statistics import SHOWN
-from attemper.store.ranks import columns
 from attemper.store.run import Coverage, StoredRun
 from attemper.store.scalars import scalar_columns
 from attemper.store.series import Lost, Segment
@@ -186,14 +186,13 @@ def _scalars(run: StoredRun, most: int) -> Iterator[ScalarCourse]:
 
 def _course(run: StoredRun, label: SiteLabel, bars: int) -> Course:
     sharpness, size = (
-        columns(run.ranks, name, label.key, bars) if name in run.statistics else None for name in (SHARPNESS, SIZE)
+        history.Course.of(run, name, label.key, bars).over_heads if name in run.statistics else None
+        for name in (SHARPNESS, SIZE)
     )
-    entropies = _numbers(mean(sharpness.mean.T)) if sharpness else ()
-    logits = _numbers(np.fmax.reduce(size.largest, 1, initial=np.nan)) if size else ()
     return Course(
         label,
-        entropies,
-        logits,
+        _numbers(sharpness.mean[:, 0]) if sharpness else (),
+        _numbers(size.largest[:, 0]) if size else (),
         _last(run, SHARPNESS, label, lambda values: mean(values.T)) if sharpness else None,
         _last(run, SIZE, label, lambda values: np.fmax.reduce(values, 1, initial=np.nan)) if size else None,
     )
