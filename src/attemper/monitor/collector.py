@@ -148,7 +148,10 @@ class Collector(LiveSample):
                 return
             sums = self.keeper is None and fits_buckets(self.scope.fewest_keys) and not choosing
             found = measure(request, real, sums=sums) if done is None else with_real_rows(done[1], real)
-            found = self._with_missed(seen.name, place, own, found) if choosing else found
+            if choosing:
+                assert isinstance(found, AttentionStats)
+                found, unknown = with_missed_mass(place, own, self.context.masks.get(place), found)
+                self.skipped |= {} if unknown is None else {f"{seen.name}.{NAME}": unknown}
         except (InputError, BackendError) as error:
             seen.reason = str(error)
             return
@@ -186,13 +189,6 @@ class Collector(LiveSample):
             generator=self.generator,
             known=self._known,
         )
-
-    def _with_missed(self, name: str, module: nn.Module, call: AttentionCall, found: Any) -> Any:
-        """``found``, of a layer that chooses its keys, with its missed mass; or the reason among what is skipped."""
-        more = with_missed_mass(module, call, self.context.masks.get(module), found)
-        if isinstance(more, str):
-            self.skipped[f"{name}.{NAME}"] = more
-        return found if isinstance(more, str) else more
 
     def add_taps(self, found: dict[TapBuffer, tuple[str, Tensor]]) -> None:
         """Adds what taps have summed in their buffers, by names of sites."""

@@ -33,15 +33,16 @@ def chooses(module: nn.Module) -> bool:
 
 def with_missed_mass(
     module: nn.Module, call: AttentionCall, given: Tensor | None, chosen: AttentionStats
-) -> AttentionStats | str:
-    """The statistics of a call over chosen keys with the missed mass of each row; or why it cannot be told.
+) -> tuple[AttentionStats, str | None]:
+    """The statistics of a call over chosen keys with the missed mass of each row; or as they are, and why it cannot be
+    told.
 
     Args:
         given: the 4-D mask that the module was given; None: it is causal.
         chosen: the statistics of ``call``, ``lse`` among them.
     """
     reason = _why_unknown(module, call, given)
-    return chosen.with_values(NAME, _missed_mass(call, given, chosen)) if reason is None else reason
+    return (chosen if reason is not None else chosen.with_values(NAME, _missed_mass(call, given, chosen))), reason
 
 
 def _why_unknown(module: nn.Module, call: AttentionCall, given: Tensor | None) -> str | None:

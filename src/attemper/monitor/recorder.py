@@ -27,7 +27,7 @@ from attemper.readings.judge import Judge
 from attemper.readings.labels import JOINED
 from attemper.readings.loss_judge import LossJudge
 from attemper.readings.reading import Alarm
-from attemper.readings.sample import Sample, SiteKey
+from attemper.readings.sample import Sample
 from attemper.readings.visible_keys import Surplus
 from attemper.sites.names import class_name, unwrap
 from attemper.store.compaction import as_kept
@@ -310,7 +310,9 @@ class Recorder:
         known = all(self._kept.coverage.get(label.key, "") is None for label in sample.sites)
         if not known or self._collector.skipped != self._skipped:
             self._skipped = dict(self._collector.skipped)
-            self._kept.cover(dict(self._coverage_of(sample)))
+            unread = self.unread({label.name for label in sample.sites})
+            reasons = {(name, "self", sample.sites[0].mode): reason for name, reason in unread.items()}
+            self._kept.cover(reasons | dict.fromkeys(label.key for label in sample.sites))
 
     def _compare_earlier(self, sample: Sample) -> None:
         """Says once that the folder held a run of another model, or one in which sites were of several calls."""
@@ -322,12 +324,6 @@ class Recorder:
         said = earlier.difference(str(self._kept.about["model"]), sample.sites, modules, sample.step)
         if said is not None:
             logger.warning("attemper: %s%s", self._kept.name, said)
-
-    def _coverage_of(self, sample: Sample) -> Iterator[tuple[SiteKey, str | None]]:
-        """Every site that was expected, and why it is not in the sample."""
-        mode, reasons = sample.sites[0].mode, self.unread({label.name for label in sample.sites})
-        yield from (((name, "self", mode), reason) for name, reason in reasons.items())
-        yield from ((label.key, None) for label in sample.sites)
 
     def unread(self, seen: set[str]) -> dict[str, str]:
         """Name -> why it is not read, of what was expected beside the sites of these names."""

@@ -31,7 +31,6 @@ from attemper.readings.part import (
     Totals,
     add,
     check_shard,
-    conflicts,
     digest_label,
     level,
 )
@@ -247,7 +246,7 @@ class BlockScan:
         (self._sites, sites), modules, dropped = level([self._sites, sites])
         collector.call_sites.joined |= modules
         collector.skipped = reasons(modules, ELSEWHERE) | collector.skipped
-        self._dropped |= dropped | conflicts([self._sites, sites])
+        self._dropped |= dropped
         self._dropped |= {key: why for key in self._sites if (why := collector.withdrawn(key[0])) is not None}
         self._sites = add(self._sites, sites)
         self._backends |= dict.fromkeys(found.backends)

@@ -166,7 +166,7 @@ def level(parts: Sequence[Totals]) -> tuple[list[Totals], Modules, dict[SiteKey,
         each: list[Totals] = [{site.key: site} for site in calls]
         dropped |= conflicts(each)
         found.append(reduce(add, each, {}))
-    return found, modules, dropped
+    return found, modules, dropped | conflicts(found)
 
 
 def conflicts(parts: Iterable[Totals]) -> dict[SiteKey, str]:
@@ -219,7 +219,6 @@ def merge(parts: Sequence[Part]) -> Part:
     leveled, modules, more = level([segment.sites for segment in segments])
     segments = [replace(segment, sites=sites) for segment, sites in zip(segments, leveled, strict=True)]
     dropped = {key: why for part in parts for key, why in part.dropped.items()} | more
-    dropped |= conflicts(segment.sites for segment in segments)
     # The reason of the first part that has one of its own.
     skipped = {skip.name: skip.reason for part in reversed(parts) for skip in part.skipped}
     skipped = reasons(modules, ELSEWHERE) | skipped
