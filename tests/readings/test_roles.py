@@ -114,7 +114,7 @@ def test_a_role_that_is_not_known_has_its_reason_in_the_document_and_on_the_page
 
 def test_the_verdict_tells_heads_that_are_sharp_by_their_job_from_others() -> None:
     found = tuple(one for one in sharp_site(induction=0.9) if one.kind == "collapsed")
-    sentence = verdict(reading(site("h.0.attn", 2), alarms=found)).sentence
+    sentence = say(verdict(reading(site("h.0.attn", 2), alarms=found)).said)
     assert "1 head is nearly one-hot, 1 head is sharp by its job, and" in sentence
 
 

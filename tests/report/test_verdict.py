@@ -10,16 +10,21 @@ import pytest
 from attemper.readings.alarms import ALARMS
 from attemper.readings.reading import Skipped
 from attemper.report.document import towers
-from attemper.report.headline import LONGEST, distinct_warnings, verdict
+from attemper.report.headline import LONGEST, Verdict, distinct_warnings, verdict
 from attemper.report.key_figures import first_warning, groups
 from attemper.report.texts import LANGUAGES, say
 from tests.report.readings import alarm, encoder_decoder, head, minilm, reading, silent, site
 
 
+def sentence(found: Verdict) -> str:
+    """All of it, in English."""
+    return " ".join(map(say, (found.said, *found.rest)))
+
+
 def test_notices_of_a_healthy_model_are_counted_and_not_called_fine() -> None:
     found = verdict(minilm())
     assert found.level == "notice"
-    assert found.sentence == (
+    assert sentence(found) == (
         "No warning in 72 heads in 6 layers: 1 head is nearly one-hot, 3 heads are nearly uniform, and the largest "
         "logit is 77.25."
     )
@@ -39,22 +44,22 @@ def test_the_verdict_and_the_cards_of_alarms_say_the_same() -> None:
         cards, found = groups(one, towers(one.sites)), verdict(one)
         assert len(cards) == len(given)
         assert found.level == (cards[0].level if cards else "fine")
-        assert found.sentence.startswith("Nothing looks wrong") == (not cards)
-        assert all(clauses[severity] in found.sentence for severity in given)
+        assert sentence(found).startswith("Nothing looks wrong") == (not cards)
+        assert all(clauses[severity] in sentence(found) for severity in given)
 
 
 def test_the_largest_logit_of_sampled_rows_is_a_bound() -> None:
     alarms = (alarm("logits", "warning", "layer.0", 1, 143.25),)
-    warned = verdict(reading(site("layer.0"), alarms=alarms, sampled_rows=64)).sentence
+    warned = sentence(verdict(reading(site("layer.0"), alarms=alarms, sampled_rows=64)))
     assert warned == "1 head has logits above 100, the largest at least 143.2."
-    calm = verdict(reading(site("layer.0", 1), sampled_rows=64)).sentence
+    calm = sentence(verdict(reading(site("layer.0", 1), sampled_rows=64)))
     assert calm == "Nothing looks wrong in 1 head in 1 layer; the largest logit is at least 10."
 
 
 def test_a_critical_alarm_comes_first_and_says_where_it_begins() -> None:
     found = verdict(encoder_decoder())
     assert found.level == "critical"
-    assert found.sentence == (
+    assert sentence(found) == (
         "1 head has NaN or infinite scores, in decoder.block.0.layer.1.EncDecAttention and 2 heads have logits above "
         "100, the largest 143.2. Besides, 8 heads rest on the first token. 8 heads have no valid row. 1 module was "
         "skipped and not measured."
@@ -66,16 +71,16 @@ def test_heads_that_are_all_broken_are_critical_not_empty() -> None:
     broken = replace(silent("layer.0", 1), heads=(head(0, None, nonfinite_rows=5),))
     found = verdict(reading(broken, alarms=(alarm("nonfinite", "critical", "layer.0", 0, 5.0),)))
     assert found.level == "critical"
-    assert found.sentence.startswith("1 head has NaN or infinite scores, in layer.0")
+    assert sentence(found).startswith("1 head has NaN or infinite scores, in layer.0")
 
 
 def test_nothing_measured_is_said() -> None:
-    assert verdict(reading()).sentence == "No attention was measured."
+    assert sentence(verdict(reading())) == "No attention was measured."
     skipped = (Skipped("a", "b"), Skipped("c", "d"))
-    assert verdict(reading(skipped=skipped)).sentence == "No attention was measured; 2 modules were skipped."
+    assert sentence(verdict(reading(skipped=skipped))) == "No attention was measured; 2 modules were skipped."
     found = verdict(reading(silent("layer.0", 4)))
     assert found.level == "empty"
-    assert found.sentence == "4 heads in 1 layer: none of them has a number, no row was valid."
+    assert sentence(found) == "4 heads in 1 layer: none of them has a number, no row was valid."
 
 
 def test_rows_that_see_too_few_keys_are_not_judged() -> None:
@@ -83,19 +88,19 @@ def test_rows_that_see_too_few_keys_are_not_judged() -> None:
     short = replace(one, judged=False)
     found = verdict(reading(replace(site("layer.0", 1), heads=(short,)), fewest_keys=64))
     assert found.level == "unjudged"
-    assert found.sentence == (
+    assert sentence(found) == (
         "1 head in 1 layer: the largest logit is 10 and 1 sees too few keys to judge sharpness (64 needed)."
     )
     found = verdict(reading(replace(site("layer.0", 2), heads=(one, replace(short, head=1)))))
     assert found.level == "fine"
-    assert found.sentence.endswith("the largest logit is 10 and 1 sees too few keys to judge sharpness (32 needed).")
+    assert sentence(found).endswith("the largest logit is 10 and 1 sees too few keys to judge sharpness (32 needed).")
 
 
 def test_many_kinds_of_alarms_are_counted_not_listed() -> None:
     alarms = tuple(alarm(f"kind{n}", "warning", "layer.0", 0, 1.0) for n in range(9))
     found = verdict(reading(site("layer.0"), alarms=alarms))
-    assert "there are 4 more alarms" in found.sentence
-    assert "kind5" not in found.sentence
+    assert "there are 4 more alarms" in sentence(found)
+    assert "kind5" not in sentence(found)
 
 
 def test_every_kind_of_alarm_has_its_clause_and_its_card() -> None:
@@ -106,7 +111,7 @@ def test_every_kind_of_alarm_has_its_clause_and_its_card() -> None:
         raised = tuple(alarm(kind.name, kind.severity, at, head, 0.01, step=9, since=3) for at in names[:many])
         given = reading(*twice, alarms=raised)
         subject = "" if kind.whole else "heads " if many > 1 else "head "
-        assert f"{many} {subject}{kind.clause[many > 1]}" in verdict(given).sentence
+        assert f"{many} {subject}{kind.clause[many > 1]}" in sentence(verdict(given))
         (card,) = groups(given, towers(given.sites))
         assert (str(card.kind), card.many) == (kind.title, many)
         assert [place.site for place in card.told] == [0, 1][:many]
@@ -120,7 +125,7 @@ def test_heads_of_a_card_stand_in_the_order_in_which_their_alarms_began() -> Non
     (card,) = groups(given, towers(given.sites))
     assert [place.head for place in (*card.told, *card.places)] == [2, 1, 0, 3], "of one step the largest first"
     assert card.order == "alarms.earliest_first"
-    assert verdict(given).sentence.startswith("4 heads have logits above 100 (the first at step 20), the largest 900.")
+    assert sentence(verdict(given)).startswith("4 heads have logits above 100 (the first at step 20), the largest 900.")
 
 
 def test_an_alarm_that_goes_on_as_another_is_counted_once() -> None:
@@ -152,7 +157,7 @@ def test_an_alarm_of_the_loss_is_called_so_in_every_language() -> None:
     ((place,),) = (card.told for card in groups(given, towers(given.sites)))
     assert [say(place.label, one) for one in LANGUAGES] == ["Loss", "损失"]
     assert say(place.title, "zh").startswith("损失：")
-    assert verdict(given).sentence == "1 time the loss was NaN or infinite (since step 3)."
+    assert sentence(verdict(given)) == "1 time the loss was NaN or infinite (since step 3)."
 
 
 def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:
@@ -160,7 +165,7 @@ def test_a_run_whose_warning_has_ended_is_not_called_fine() -> None:
     rang = replace(alarm("loss_spike", "warning", "loss", None, 9.0), since=182, ended=192)
     found = verdict(reading(site("layer.0")), (rang,))
     assert found.level == "notice"
-    assert found.sentence == (
+    assert sentence(found) == (
         "1 earlier warning has ended, at step 192 (loss has jumped). No warning now; the largest logit is 17.5."
     )
 

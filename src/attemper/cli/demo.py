@@ -17,6 +17,7 @@ import typer
 
 from attemper.cli.output import INTERRUPTED, check_files, failure, open_console, print_json, say
 from attemper.errors import InputError
+from attemper.readings.stacks import over_heads
 from attemper.text import clean, clean_name, count, sparkline
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from attemper.lab.trained.demo import DemoRun, Outcome, Progress
-    from attemper.readings.reading import Alarm, SiteReading
+    from attemper.readings.reading import Alarm
 
 
 STEPS = 800
@@ -181,15 +182,6 @@ class _Handler(logging.Handler):
         self._view.note(record.getMessage().removeprefix("attemper: "))
 
 
-def entropy(site: SiteReading) -> float | None:
-    values = [head.normalized_entropy for head in site.heads if head.normalized_entropy is not None]
-    return sum(values) / len(values) if values else None
-
-
-def largest_logit(site: SiteReading) -> float | None:
-    return max((head.max_logit for head in site.heads if head.max_logit is not None), default=None)
-
-
 class Lines:
     """Plain lines: of every step, and those that the library logs."""
 
@@ -200,8 +192,8 @@ class Lines:
         scan = progress.scan
         if scan is None or (progress.step % self._every and progress.step < self._steps - 1):
             return
-        entropies = " ".join(_two_digits(entropy(site)) for site in scan.sites)
-        logits = " ".join(_whole(largest_logit(site)) for site in scan.sites)
+        entropies = " ".join(_two_digits(over_heads(site.heads, "normalized_entropy")) for site in scan.sites)
+        logits = " ".join(_whole(over_heads(site.heads, "max_logit")) for site in scan.sites)
         say(
             f"step {progress.step} of {self._steps}: loss {progress.loss:.3f}; by layer: entropy {entropies}, "
             f"largest logit {logits}"
@@ -224,8 +216,8 @@ class Curves:
     def show(self, progress: Progress) -> None:
         self._losses.append(progress.loss)
         for site in progress.scan.sites if progress.scan else ():
-            self._entropies.setdefault(site.name, []).append(entropy(site))
-            self._logits.setdefault(site.name, []).append(largest_logit(site))
+            self._entropies.setdefault(site.name, []).append(over_heads(site.heads, "normalized_entropy"))
+            self._logits.setdefault(site.name, []).append(over_heads(site.heads, "max_logit"))
         if progress.scan or progress.step == self._run.steps - 1:
             self._live.update(self._draw(progress), refresh=True)
 

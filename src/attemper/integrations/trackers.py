@@ -155,8 +155,7 @@ def table(scan: Scan, statistics: Iterable[str]) -> Table:
     names = list(statistics)
     rows = [
         [site.name, site.layer, head.head, *(getattr(head, name) for name in names)]
-        for site in scan.sites
-        for head in site.heads
+        for site, head in scan.reading.placed_heads
     ]
     return ["site", "layer", "head", *names], rows
 

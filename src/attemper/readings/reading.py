@@ -144,6 +144,11 @@ class SiteReading:
     layer: int | None = None
     """The block that it is in; see ``layer_of``."""
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from all others; see ``SiteKey``."""
+        return self.name, self.kind, self.mode
+
     def to_dict(self) -> dict[str, Any]:
         # Documents of softmax are older than the field ``normalizer``, and stay as they were.
         normalizer = {} if self.normalizer == SiteReading.normalizer else {"normalizer": self.normalizer}

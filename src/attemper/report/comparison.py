@@ -66,14 +66,8 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-@dataclass(frozen=True)
-class Dot:
-    """A head in a picture: where it stands, and what is said of it."""
-
-    x: str
-    y: str
-    moved: bool
-    title: Message
+Dot = tuple[str, str, bool, Message]
+"""A head in a picture: where it stands, whether it moved, and what is said of it."""
 
 
 @dataclass(frozen=True)
@@ -323,7 +317,7 @@ def _picture(key: str, heads: Sequence[Any]) -> Picture:
             "compared.dot", place=_place(head), before=number_said(key, before), after=number_said(key, after)
         )
         moved = head.size(key) > (head.floors.get(key) or 0.0)
-        return Dot(f"{at(before):.2f}", f"{SIDE - at(after):.2f}", moved, title)
+        return f"{at(before):.2f}", f"{SIDE - at(after):.2f}", moved, title
 
     dots = tuple(map(dot, reversed(known)))
     return Picture(quantity(key).title, number_said(key, low), number_said(key, high), dots)

@@ -43,21 +43,13 @@ class Cell:
     """Whether it is what the explanation is of."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A site."""
-
-    site: str
-    cells: tuple[Cell, ...]
-
-
 def explanation_page(found: FirstDifference) -> str:
     """The page of what :func:`attemper.explain` says of two runs. The same runs give the same page, to the byte."""
     sites, models = found.runs.sites, [clean(name) for name in found.runs.models]
     words = _words(found)
     weights, headline = _headline(found, words)
     rows = [_row(one, found) for one in sites[:MOST_SITES]]
-    cells = [cell for row in rows for cell in row.cells]
+    cells = [cell for _, own in rows for cell in own]
     before = list(takewhile(lambda cell: not cell.is_first, cells))
     return page_of(
         "explanation",
@@ -191,7 +183,8 @@ def _extent(extent: str) -> Message:
     return message("explained.extent.both", sites=said, heads=here) if heads else said
 
 
-def _row(one: SiteLevels, found: FirstDifference) -> Row:
+def _row(one: SiteLevels, found: FirstDifference) -> tuple[str, list[Cell]]:
+    """A site and its cells."""
     here = found.site is not None and clean(one.site) == clean(found.site)
     cells = {stage: _cell(one.times[stage], here and found.stage == stage, found) for stage in STAGES}
     apart = one.rows_apart
@@ -202,7 +195,7 @@ def _row(one: SiteLevels, found: FirstDifference) -> Row:
         _level(inf if apart else 0.0, is_first, found),
         is_first,
     )
-    return Row(clean(one.site), tuple(cells[stage] for stage in _COLUMNS))
+    return clean(one.site), [cells[stage] for stage in _COLUMNS]
 
 
 def _cell(times: float | None, is_first: bool, found: FirstDifference) -> Cell:

@@ -29,15 +29,10 @@ class Verdict:
     rest: tuple[Message, ...] = ()
     """Further sentences."""
 
-    @property
-    def sentence(self) -> str:
-        """All of it, in English."""
-        return " ".join(map(say, (self.said, *self.rest)))
-
 
 def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
     """What the whole reading amounts to. ``past``: alarms of a run that have ended."""
-    heads = [head for site in reading.sites for head in site.heads]
+    heads = reading.heads
     alarms = {severity: _of(reading, severity) for severity in ("critical", "warning", "notice")}
     if not any(head.rows for head in heads) and not alarms["critical"]:
         return Verdict("empty", _nothing(reading, heads))
@@ -82,7 +77,7 @@ def _fit(
     return Verdict(level, lead(many), (*more, *(message("verdict.said", said=one) for one in rest)))
 
 
-def _total(reading: Reading, heads: list[HeadReading]) -> Message:
+def _total(reading: Reading, heads: Sequence[HeadReading]) -> Message:
     return message(
         "verdict.total",
         heads=message("count.heads", n=len(heads)),
@@ -90,7 +85,7 @@ def _total(reading: Reading, heads: list[HeadReading]) -> Message:
     )
 
 
-def _nothing(reading: Reading, heads: list[HeadReading]) -> Message:
+def _nothing(reading: Reading, heads: Sequence[HeadReading]) -> Message:
     skipped = message("verdict.skipped_only", n=len(reading.skipped)) if reading.skipped else ""
     if not heads:
         return message("verdict.nothing_measured", skipped=skipped)
@@ -144,7 +139,7 @@ def _first(alarms: list[Alarm]) -> Message | str:
     return message("verdict.in" if len(alarms) == 1 else "verdict.first_in", site=site)
 
 
-def _largest_logit(heads: list[HeadReading], is_bound: bool) -> Iterator[Message]:
+def _largest_logit(heads: Sequence[HeadReading], is_bound: bool) -> Iterator[Message]:
     logits = [head.max_logit for head in heads if head.max_logit is not None]
     if logits:
         yield message("verdict.largest_logit", value=_worst(max(logits), is_bound))
@@ -160,7 +155,7 @@ def _short_rows(reading: Reading, short: list[HeadReading]) -> Iterator[Message]
         yield message("verdict.short", n=len(short), needed=reading.fewest_keys)
 
 
-def _gaps(reading: Reading, heads: list[HeadReading]) -> list[Message]:
+def _gaps(reading: Reading, heads: Sequence[HeadReading]) -> list[Message]:
     """What the numbers do not cover."""
     silent = sum(not head.rows for head in heads)
     found = [message("verdict.silent", n=silent)] if silent else []

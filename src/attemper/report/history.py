@@ -117,7 +117,7 @@ class Courses:
 
     def __init__(self, run: StoredRun, reading: Reading, alarms: Sequence[Alarm]) -> None:
         self._run, self._sites, self._alarms = run, reading.sites, alarms
-        self._keys: list[SiteKey] = [(site.name, site.kind, site.mode) for site in reading.sites]
+        self._keys: list[SiteKey] = [site.key for site in reading.sites]
         self._heads = [len(site.heads) for site in reading.sites]
         self._read: dict[tuple[SiteKey, str], Course] = {}
 
@@ -275,15 +275,8 @@ def _of_heads(ends: Array, heads: int) -> Array:
 # --- two runs side by side ---
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One head in both runs."""
-
-    place: Message
-    change: Message
-    lines: tuple[str, str]
-    """Paths of an SVG."""
-    labels: tuple[Message, Message]
+Pair = tuple[Message, Message, list[tuple[str, Message]]]
+"""One head in both runs: its place, its change, and of each run the path of an SVG and its label."""
 
 
 @dataclass(frozen=True)
@@ -309,9 +302,9 @@ def courses_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Any], name: st
     for head, both in found:
         before, after = (number_said(name, value) for value in head.pairs[name])
         place = message("head.named", site=cut(clean(head.site), 80), head=head.head)
-        lines = _line(*both[0], low, high), _line(*both[1], low, high)
         labels = message("compared.before", value=before), message("compared.after", value=after)
-        pairs.append(Pair(place, message("compared.change", before=before, after=after), lines, labels))
+        lines = [(_line(*course, low, high), label) for course, label in zip(both, labels, strict=True)]
+        pairs.append((place, message("compared.change", before=before, after=after), lines))
     ends = {"low": number_said(name, float(low)), "high": number_said(name, float(high))}
     return PairedCourses(
         quantity(name).title, message("compared.courses_help", before=spans[0], after=spans[1], **ends), tuple(pairs)

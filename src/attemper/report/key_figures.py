@@ -245,18 +245,6 @@ def _values(reading: Reading, key: str) -> list[tuple[float, int, int]]:
     ]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table without scripts."""
-
-    site: str
-    layer: str
-    mode: Message | str
-    head: str
-    values: tuple[str, ...]
-    rows: int
-
-
 def role_choices(reading: Reading) -> list[tuple[int, Message]]:
     """The roles that heads have, by their places among ``ROLES``, with how many heads have them; then those with none.
     Empty where no role was read.
@@ -274,17 +262,21 @@ def unknown_roles(reading: Reading) -> list[Message]:
     return [message("role.needs", role=message(f"{key}.name"), needs=message(f"{key}.needs")) for key in keys]
 
 
-def rows(reading: Reading, kinds: tuple[Quantity, ...]) -> tuple[Row, ...]:
+Row = tuple[str, str, Message | str, str, list[str], int]
+"""One line of the table without scripts: site, layer, mode, head, numbers, and how many rows they are of."""
+
+
+def rows(reading: Reading, kinds: tuple[Quantity, ...]) -> list[Row]:
     """A row for each head; for each layer, with means over heads, where there are more than ``MOST_ROWS``."""
     if len(reading.heads) <= MOST_ROWS:
-        return tuple(_row(site, str(head.head), (head,), kinds) for site, head in reading.placed_heads)
-    return tuple(_row(site, f"mean of {len(site.heads)}", site.heads, kinds) for site in reading.sites)
+        return [_row(site, str(head.head), (head,), kinds) for site, head in reading.placed_heads]
+    return [_row(site, f"mean of {len(site.heads)}", site.heads, kinds) for site in reading.sites]
 
 
 def _row(site: SiteReading, name: str, heads: tuple[HeadReading, ...], kinds: tuple[Quantity, ...]) -> Row:
     layer = "–" if site.layer is None else str(site.layer)
-    values = tuple(number(_mean(heads, kind.name)) for kind in kinds)
-    return Row(clean(site.name), layer, mode_of(site.mode), name, values, sum(head.rows for head in heads))
+    values = [number(_mean(heads, kind.name)) for kind in kinds]
+    return clean(site.name), layer, mode_of(site.mode), name, values, sum(head.rows for head in heads)
 
 
 def _mean(heads: tuple[HeadReading, ...], key: str) -> float | None:

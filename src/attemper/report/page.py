@@ -105,7 +105,7 @@ def _render(reading: Reading, shown: list[dict[str, Any]], *, details: bool, fil
 
 def size_facts(reading: Reading) -> list[tuple[int, Message]]:
     """How many heads and layers there are."""
-    heads, sites = sum(len(site.heads) for site in reading.sites), len(reading.sites)
+    heads, sites = len(reading.heads), len(reading.sites)
     return [(heads, message("fact.heads", n=heads)), (sites, message("fact.layers", n=sites))]
 
 

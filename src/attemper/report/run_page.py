@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from attemper.readings.alarms import SEVERITIES, level_of, with_shared_advice
-from attemper.readings.reading import Alarm, Reading, SiteReading
+from attemper.readings.reading import Alarm, Reading
 from attemper.report import texts
 from attemper.report.document import by_name, document, file_name, quantities, site_of, towers
 from attemper.report.headline import verdict
@@ -97,8 +97,8 @@ def _words(run: StoredRun, reading: Reading, alarms: Sequence[Alarm], notes: Seq
 
 def _when(run: StoredRun, reading: Reading) -> Message:
     """The step of the numbers of a reading; sites of evaluation may have theirs of an earlier one."""
-    last = {_key(site) for site in run.reading.sites}
-    of_one = all(_key(site) in last for site in reading.sites)
+    last = {site.key for site in run.reading.sites}
+    of_one = all(site.key in last for site in reading.sites)
     return message("figure.when", step=int(run.steps[-1])) if of_one else message("figure.when_last")
 
 
@@ -149,22 +149,18 @@ def last_reading(run: StoredRun) -> Reading:
     """The last sample, and of the sites that are not in it the last one that they are in: those of evaluation."""
     steps = run.steps
     found = run.reading
-    missing = [label.key for label in run.sites if label.key not in {_key(site) for site in found.sites}]
+    missing = [label.key for label in run.sites if label.key not in {site.key for site in found.sites}]
     for key in missing:
         (rows,) = run.ranks.values(run.statistics[0], [key], steps)
         seen = np.flatnonzero(~np.isnan(rows).all(1)) if rows.size else np.zeros(0, int)
         if len(seen):
             sites = run.reading_at(int(steps[seen[-1]]), alarms=False)[0].sites
-            found = replace(found, sites=(*found.sites, *(site for site in sites if _key(site) == key)))
+            found = replace(found, sites=(*found.sites, *(site for site in sites if site.key == key)))
     order = [label.key for label in run.sites]
-    return replace(found, sites=tuple(sorted(found.sites, key=lambda site: order.index(_key(site)))))
+    return replace(found, sites=tuple(sorted(found.sites, key=lambda site: order.index(site.key))))
 
 
 def _is_last(one: Reading, stored: Reading) -> bool:
     """Whether a reading is of the last sample: the same sites with the same rows."""
-    counts = [[(_key(site), [head.rows for head in site.heads]) for site in reading.sites] for reading in (one, stored)]
+    counts = [[(site.key, [head.rows for head in site.heads]) for site in reading.sites] for reading in (one, stored)]
     return counts[0] == counts[1]
-
-
-def _key(site: SiteReading) -> tuple[str, str, str]:
-    return site.name, site.kind, site.mode

@@ -58,15 +58,6 @@ class Row:
     """The last loss, and each statistic over the heads of the last sample."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """A number of the table: over what it is, and in which unit."""
-
-    title: Message
-    over: Message | str = ""
-    unit: Message | str = ""
-
-
 def runs_page(given: Sequence[StoredRun]) -> str:
     """The page of several runs, as far as they are written."""
     runs, notes = _different(given)
@@ -89,7 +80,7 @@ def runs_page(given: Sequence[StoredRun]) -> str:
         **sentence_of(verdicts, found),
         "rows": [_row(*one, names) for one in zip(runs, found, strict=True)],
         "notes": notes,
-        "columns": [Column(message("loss.title")), *map(_column, names)],
+        "columns": [(message("loss.title"), "", ""), *map(_column, names)],
         "library": ECHARTS.read_text("utf-8"),
     }
     about = "runs", ("page", "runs"), _SCRIPTS
@@ -224,8 +215,9 @@ def _over(name: str) -> str:
     return "largest" if SHOWN[name].reduction is Reduction.LARGEST else "mean"
 
 
-def _column(name: str) -> Column:
-    return Column(quantity(name).title, message(f"runs.over.{_over(name)}"), quantity(name).unit)
+def _column(name: str) -> tuple[Message, Message, Message | str]:
+    """A number of the table: its title, over what it is, and its unit."""
+    return quantity(name).title, message(f"runs.over.{_over(name)}"), quantity(name).unit
 
 
 def _cell(name: str, value: float | None) -> str:

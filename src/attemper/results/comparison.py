@@ -306,7 +306,7 @@ def _reading_of(side: str, given: Any) -> Reading:
 
 
 def _sites(reading: Reading) -> dict[SiteKey, SiteReading]:
-    return {(site.name, site.kind, site.mode): site for site in reading.sites}
+    return {site.key: site for site in reading.sites}
 
 
 def _changes(key: SiteKey, before: SiteReading, after: SiteReading, floor: Floor, place: int) -> Iterator[HeadChange]:

@@ -241,8 +241,7 @@ class Scan:
         return plain_text(self)
 
     def __repr__(self) -> str:
-        heads = sum(len(site.heads) for site in self.sites)
-        size = counts(site=len(self.sites), head=heads, token=self.tokens, alarm=len(self.alarms))
+        size = counts(site=len(self.sites), head=len(self.reading.heads), token=self.tokens, alarm=len(self.alarms))
         return f"Scan({self.model!r}: {'; '.join((size, *self.notes))})"
 
 
