@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -298,20 +298,16 @@ def _refuse_wrapped(model: nn.Module) -> None:
 @contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode with frozen parameters inside the block; the modes and the random state are restored after it."""
-    modes = {part: part.training for part in model.modules()}
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            model.eval()
-            for parameter in learned:
+    with torch.random.fork_rng(devices=list(devices)), ExitStack() as stack:
+        for part in model.modules():
+            stack.callback(setattr, part, "training", part.training)
+        model.eval()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                stack.callback(parameter.requires_grad_)
                 parameter.requires_grad_(False)
-            yield
-        finally:
-            for parameter in learned:
-                parameter.requires_grad_(True)
-            for part, mode in modes.items():
-                part.training = mode
+        yield
 
 
 def _mean(values: list[float]) -> float:

@@ -7,14 +7,16 @@ import os
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from attemper.distributed.shards import TRIES, ShardTask, check_lost, error_of, scan_shard
+from attemper.monitor.hooks import set_for_now
 
 _SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""The environment of processes that have one thread, in every library."""
 
 
 def run(task: ShardTask, shards: Sequence[int], workers: int | None, progress: Callable[[int], object]) -> None:
@@ -32,7 +34,9 @@ def run(task: ShardTask, shards: Sequence[int], workers: int | None, progress: C
     pending, tries, last = deque(shards), Counter[int](), {}
     team: list[_Worker] = []
     try:
-        with _environment():
+        with ExitStack() as environment:
+            for name, value in _SINGLE_THREAD.items():
+                set_for_now(environment, os.environ, name, value)
             while pending or any(worker.shard is not None for worker in team):
                 while pending and len(team) < workers:
                     team.append(_Worker(task))
@@ -119,21 +123,6 @@ def _work(connection: Connection, task: ShardTask) -> None:
                 raise
             except Exception as error:
                 connection.send((type(error).__name__, str(error)))
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """Processes that start inside have one thread, in every library."""
-    before = {name: os.environ.get(name) for name in _SINGLE_THREAD}
-    os.environ.update(_SINGLE_THREAD)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,18 +130,11 @@ def quiet(transformers: Any) -> Iterator[None]:
     from huggingface_hub.utils import logging as hub_logging
 
     logging = transformers.utils.logging
-    verbosity, bars, hub_verbosity = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        hub_logging.get_verbosity(),
-    )
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    hub_logging.set_verbosity_error()
-    try:
+    with ExitStack() as stack:
+        for log in (logging, hub_logging):
+            stack.callback(log.set_verbosity, log.get_verbosity())
+            log.set_verbosity_error()
+        if logging.is_progress_bar_enabled():
+            stack.callback(logging.enable_progress_bar)
+        logging.disable_progress_bar()
         yield
-    finally:
-        logging.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
-        if bars:
-            logging.enable_progress_bar()

@@ -148,7 +148,7 @@ class _Steps(Wrapper):
     def put(self, stack: ExitStack) -> None:
         """Makes Lightning call the originals through this module, until ``stack`` is closed."""
         for name, original in self.originals.items():
-            set_for_now(stack, self.module, name, wraps(original)(partial(self, name)))
+            set_for_now(stack, vars(self.module), name, wraps(original)(partial(self, name)))
 
 
 __all__ = ["AttemperCallback"]

@@ -118,7 +118,7 @@ class AttemperCallback(Monitor, TrainerCallback):
         for trainer in self._trainers:
             if trainer.model is model:
                 step = partial(_with_loss, trainer.training_step, self._losses)
-                set_for_now(opened, trainer, "training_step", step)
+                set_for_now(opened, vars(trainer), "training_step", step)
                 return
         if not args.torch_compile and args.n_gpu <= 1:
             across = args.world_size if getattr(args, "average_tokens_across_devices", False) else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack
 from functools import wraps
 from types import FrameType
@@ -81,9 +81,8 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def set_for_now(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute of an object itself, until ``stack`` is closed."""
-    fields = vars(owner)
+def set_for_now(stack: ExitStack, fields: MutableMapping[str, Any], name: str, value: Any) -> None:
+    """Sets an attribute of an object itself, which has these ``fields``, until ``stack`` is closed."""
     if name in fields:
         stack.callback(fields.__setitem__, name, fields[name])
     else:

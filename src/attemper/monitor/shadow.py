@@ -121,7 +121,9 @@ class Shadow:
             stack.enter_context(torch.no_grad())
             state = ModelState(self.model, arguments)
             stack.enter_context(random_numbers(devices_of(self.model)))
-            stack.enter_context(_cache_of_autocast_off())
+            # The training would find weights there that were cast without a graph, and lose their gradients.
+            stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+            torch.set_autocast_cache_enabled(False)
             stack.enter_context(eager(self.model))
             stack.enter_context(without_listeners(self.model))
             taps: Taps = []
@@ -232,17 +234,6 @@ def devices_of(model: nn.Module) -> set[torch.device]:
 
 
 @contextmanager
-def _cache_of_autocast_off() -> Iterator[None]:
-    """Without it, the training would find weights there that were cast without a graph, and lose their gradients."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
-@contextmanager
 def eager(model: nn.Module) -> Iterator[None]:
     """Runs ``model`` and its parts as they were written, in this block.
 
@@ -253,12 +244,12 @@ def eager(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules():
             if compiled_call(module) is not None:
-                set_for_now(stack, module, "_compiled_call_impl", None)
+                set_for_now(stack, vars(module), "_compiled_call_impl", None)
             if (inner := module._modules.get("_orig_mod")) is not None:
-                set_for_now(stack, module, "forward", inner)
+                set_for_now(stack, vars(module), "forward", inner)
             elif (function := getattr(module.forward, ORIGINAL, None)) is not None:
                 bound = function if isinstance(function, MethodType) else MethodType(function, module)
-                set_for_now(stack, module, "forward", bound)
+                set_for_now(stack, vars(module), "forward", bound)
         if _names_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -317,15 +317,12 @@ def key_counts(call: AttentionCall) -> Tensor:
 @contextmanager
 def without_listeners(model: nn.Module) -> Iterator[None]:
     """A block in which penalties and thermostats of ``model`` receive nothing: it runs beside its training."""
-    acting = [actions for module in model.modules() if (actions := vars(module).get(ACTIONS)) is not None]
-    kept = [actions.listeners for actions in acting]
-    for actions in acting:
-        actions.listeners = []
-    try:
+    with ExitStack() as stack:
+        for actions in (vars(module).get(ACTIONS) for module in model.modules()):
+            if actions is not None:
+                stack.callback(setattr, actions, "listeners", actions.listeners)
+                actions.listeners = []
         yield
-    finally:
-        for actions, listeners in zip(acting, kept, strict=True):
-            actions.listeners = listeners
 
 
 def actions_of(site: Site) -> Actions:
