@@ -410,8 +410,9 @@ def _merge(connection: sqlite3.Connection, group: tuple[int, int], samples: Mapp
     firsts = [first + place * span for place in range(MERGED)]
     known = layouts(connection.execute)
     for pair in sorted({pair for layout in set(samples.values()) for pair in known[layout].pairs}):
+        holding = [sample for sample, layout in samples.items() if pair in known[layout].pairs]
         parts = [
-            _rest(connection, (*pair, start), _holding(known, pair, samples, range(start, start + span)), kept)
+            _rest(connection, (*pair, start), [one for one in holding if start <= one < start + span], kept)
             for start in firsts
         ]
         connection.execute(
@@ -421,13 +422,6 @@ def _merge(connection: sqlite3.Connection, group: tuple[int, int], samples: Mapp
         numbers = pack(np.concatenate([part for part in parts if part is not None]))
         put(connection, "cold", [(*pair, first, numbers)])
     connection.execute("DELETE FROM chunk WHERE first >= ? AND first <= ?", (first, firsts[-1]))
-
-
-def _holding(known: Mapping[int, Layout], pair: tuple[int, int], samples: Mapping[int, int], among: range) -> list[int]:
-    """Samples ``among`` some numbers that hold a statistic of a site, in order."""
-    statistic, site = pair
-    holds = {number for number, one in known.items() if statistic in one.statistics and site in one.sites}
-    return [sample for sample, layout in samples.items() if layout in holds and sample in among]
 
 
 def _rest(
