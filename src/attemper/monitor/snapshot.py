@@ -209,8 +209,4 @@ def with_differences(sample: Sample, differences: Mapping[SiteKey, RankDifferenc
     for key, difference in differences.items():
         if key in sample.places:
             nothing[:, sample.places[key]] = np.array(difference)[:, None]
-    return replace(
-        sample,
-        quantities=(*sample.quantities, RANK_DIFFERENCE, FARTHEST_RANK),
-        values=np.concatenate([sample.values, nothing]),
-    )
+    return sample.plus((RANK_DIFFERENCE, FARTHEST_RANK), nothing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -148,6 +148,13 @@ class Sample:
         import numpy as np
 
         return np.full(self.values.shape[1], np.nan, np.float32)
+
+    def plus(self, names: tuple[str, ...], rows: np.ndarray) -> Sample:
+        """The same sample with more quantities, [names, heads]."""
+        import numpy as np
+
+        values = np.concatenate([self.values, rows.astype(self.values.dtype)])
+        return replace(self, quantities=(*self.quantities, *names), values=values)
 
 
 class Samples(NamedTuple):

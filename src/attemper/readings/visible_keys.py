@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from attemper.readings.alarm_laws import Array
@@ -43,11 +41,7 @@ class Surplus:
             if np.isnan(surplus[heads]).any() and not np.isnan(visible[heads]).any():
                 at = float(lengths[0][heads.start]), float(lengths[1][heads.start])
                 surplus[heads] = self._of_site(key, at, visible[heads])
-        return replace(
-            sample,
-            quantities=(*sample.quantities, SURPLUS),
-            values=np.concatenate([sample.values, surplus[None].astype(sample.values.dtype)]),
-        )
+        return sample.plus((SURPLUS,), surplus[None])
 
     def _of_site(self, key: SiteKey, lengths: tuple[float, float], visible: Array) -> Array:
         many, least, most = self._seen.get(key, {}).get(lengths, (np.zeros(()), visible, visible))

@@ -80,8 +80,8 @@ def split_counts(sample: Sample) -> Sample:
     near = sample.values.astype(np.float32)
     rests = np.where(np.isfinite(near), sample.values - near, 0.0).astype(np.float32)
     split = [row for row, name in enumerate(sample.quantities) if name in COUNTS and rests[row].any()]
-    names = (*sample.quantities, *(f"{sample.quantities[row]}{REST}" for row in split))
-    return replace(sample, quantities=names, values=np.concatenate([near, rests[split]]))
+    names = tuple(f"{sample.quantities[row]}{REST}" for row in split)
+    return replace(sample, values=near).plus(names, rests[split])
 
 
 def join_counts(quantities: tuple[str, ...], values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
