@@ -20,6 +20,7 @@ from attemper.readings.alarms import (
     ALARMS,
     DEFAULT_LIMITS,
     KINDS,
+    LAWFUL,
     LIMITS,
     MEAN_OF,
     NO_THRESHOLD,
@@ -152,14 +153,10 @@ def test_the_record_takes_the_names_of_the_list_and_says_their_units() -> None:
         AlarmLimits(colapsed=1.0)
 
 
-def test_an_alarm_that_judges_what_is_not_known_of_long_rows_is_refused() -> None:
-    with pytest.raises(InputError, match=r"gini is not .* as normalized_entropy, first_token_mass are"):
-        replace(KINDS["diffuse"], statistic="gini")
-    assert replace(KINDS["diffuse"], statistic="gini", judged=False).statistic == "gini"
-
-
 def test_every_record_names_what_there_is() -> None:
     numbers = {field.name for field in fields(HeadReading)}
+    words = {"message", "clause", "title", "advice", "line", "unit", "worst", "others", "alone"}
+    assert {field.name for field in fields(AlarmKind)} == words | {*LAWFUL} - {"judged"}
     for kind in ALARMS:
         elsewhere = kind.law in ("lasting_level", "apart") or kind.of_loss  # which are not of one reading
         assert kind.statistic in numbers or elsewhere

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from attemper.errors import InputError
 from attemper.readings.reading import Alarm, HeadReading, number
 from attemper.readings.roles import ADVICE, BY_JOB, ROLE_OF
 from attemper.readings.sample import JUDGED, RANK_DIFFERENCE, SURPLUS
@@ -20,8 +19,11 @@ from attemper.text import clean, first_of
 from attemper.text import number as shown
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
-TEXTS = ("message", "clause", "title", "advice", "line", "unit", "worst", "others", "alone")
-"""Fields of an ``AlarmKind`` that are words alone."""
+LAWFUL = (
+    *("name", "statistic", "side", "limit", "severity", "law", "release", "until", "least_rows", "floor", "judged"),
+    *("trained", "whole", "beside", "of_mean", "least_heads", "part_of"),
+)
+"""What an ``AlarmKind`` has beside words: a verdict that is kept with a run is of these."""
 MEAN_OF = "mean of "
 """Before the name of a quantity: its mean over the heads of a site, at the first of them."""
 LOSS = "loss"
@@ -77,8 +79,6 @@ class AlarmKind:
     """
     worst: str = ""
     """What the sentence calls the largest value. Empty: it gives no value."""
-    judged: bool = True
-    """Whether it judges only rows that see enough keys: a statistic of ``JUDGED``."""
     trained: bool = False
     """Whether it is held back while the model looks untrained."""
     whole: bool = False
@@ -92,12 +92,10 @@ class AlarmKind:
     part_of: str = ""
     """The kind that takes its place while all heads of its site are alarming."""
 
-    def __post_init__(self) -> None:
-        if self.judged and self.statistic not in JUDGED:
-            raise InputError(
-                f"AlarmKind({self.name!r}): {self.statistic} is not known of only the rows that see enough keys, as "
-                f"{', '.join(JUDGED)} are: judge one of these, or pass judged=False."
-            )
+    @property
+    def judged(self) -> bool:
+        """Whether it judges only rows that see enough keys: of other statistics these are not known."""
+        return self.statistic in JUDGED
 
     @property
     def needs_history(self) -> bool:
@@ -222,7 +220,6 @@ ALARMS = (
         law="nonfinite",
         side="above",
         limit=None,
-        judged=False,
         least_rows=0,
         severity="critical",
         message="rows with a NaN or infinite score: {value:.0f} of {total:.0f}",
@@ -268,7 +265,6 @@ ALARMS = (
         side="above",
         limit=100.0,
         unit="score",
-        judged=False,
         release=0.5,
         severity="warning",
         message="largest logit {value:.1f}",
@@ -379,7 +375,6 @@ ALARMS = (
         unit="steps",
         release=1.0,
         floor=50.0,
-        judged=False,
         severity="warning",
         message="largest logit {now:.1f} doubles in {value:.1f} steps",
         clause=("has logits that double within few steps", "have logits that double within few steps"),
@@ -397,7 +392,6 @@ ALARMS = (
         unit="steps",
         release=1.0,
         floor=5.0,
-        judged=False,
         severity="notice",
         message="logit spread {now:.2f} doubles in {value:.1f} steps",
         clause=(
@@ -450,7 +444,6 @@ ALARMS = (
         limit=0.1,
         unit="of log n",
         release=0.5,
-        judged=False,
         whole=True,
         least_heads=1,
         beside="farthest_rank",
@@ -469,7 +462,6 @@ ALARMS = (
         side="above",
         limit=0.01,
         unit="keys",
-        judged=False,
         whole=True,
         least_heads=1,
         severity="warning",
@@ -488,7 +480,6 @@ ALARMS = (
         side="above",
         limit=0.01,
         unit="keys",
-        judged=False,
         whole=True,
         least_heads=1,
         beside="visible_keys",
@@ -510,7 +501,6 @@ ALARMS = (
         limit=3.0,
         unit="standard deviations",
         release=0.5,
-        judged=False,
         whole=True,
         least_rows=0,
         severity="warning",
@@ -531,7 +521,6 @@ ALARMS = (
         law="nonfinite",
         side="above",
         limit=None,
-        judged=False,
         whole=True,
         least_rows=0,
         severity="critical",
