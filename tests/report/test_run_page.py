@@ -157,6 +157,15 @@ def test_a_resumed_run_says_where_and_sites_of_evaluation_keep_their_last_number
     assert data["sites"][1]["heads"][0][4][logit] == pytest.approx(kept, rel=1e-4)
 
 
+def test_a_site_may_lack_a_statistic_that_another_has(tmp_path: Path) -> None:
+    turns = (sites(1), ("max_logit",)), (sites(1, mode="eval"), ("max_logit", "effective_tokens"))
+    written(tmp_path / "run", (sample(step, *turns[step % 2]) for step in range(20)))
+    with attemper.open(tmp_path / "run") as run:
+        found = history_of(data_of(run_page(run)))
+    assert np.isnan(found[0, 0, "effective_tokens"]).all()
+    assert np.isfinite(found[1, 0, "effective_tokens"]).sum() == 10
+
+
 @pytest.mark.slow("takes many seconds")
 def test_many_heads_over_many_steps_still_fit(tmp_path: Path) -> None:
     written(tmp_path / "run", samples(300, labels=sites(10, 32)))

@@ -256,7 +256,7 @@ def blocks_of(values: np.ndarray) -> np.ndarray:
 
 def join_blocks(rows: np.ndarray, many: int) -> np.ndarray:
     """[n * many, 4, ...] -> [n, 4, ...]: every ``many`` blocks joined to one."""
-    grouped = rows.reshape(-1, many, *rows.shape[1:])
+    grouped = rows.reshape(len(rows) // many, many, *rows.shape[1:])
     counts = grouped[:, :, KNOWN].astype(np.float64)
     total = counts.sum(1)
     sums = np.where(counts > 0, grouped[:, :, MEAN], 0.0) * counts
