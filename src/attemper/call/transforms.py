@@ -143,7 +143,11 @@ def nestable(
     """
 
     class Nestable(torch.autograd.Function):
-        forward, backward, vmap = staticmethod(kernel), staticmethod(gradient), staticmethod(vmap_rule)
+        backward, vmap = staticmethod(gradient), staticmethod(vmap_rule)
+
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            return kernel(*args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
