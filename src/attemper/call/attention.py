@@ -10,7 +10,7 @@ from torch import Tensor
 from attemper.backends import reference, table
 from attemper.backends.contract import Problem
 from attemper.call import autograd
-from attemper.call.formulas import LazyStatistics, statistics_of
+from attemper.call.formulas import LazyStatistics
 from attemper.call.known_requests import KnownRequests
 from attemper.call.packing import Packing
 from attemper.call.request import Options, Request, request_of
@@ -51,8 +51,8 @@ def run(request: Request) -> AttentionOutput:
         return AttentionOutput(output, None)
     dtype = problem.compute_dtype
     given = {"key_mass": key_mass.to(dtype)} if problem.key_mass else None
-    values = statistics_of(state, request.names, problem.sink, request.asked, given, dtype if plain else None)
-    return AttentionOutput(output, AttentionStats(values, round_to(state, dtype), facts_of(request)))
+    values = LazyStatistics(state, request.names, problem.sink, request.asked, given, dtype if plain else None)
+    return AttentionOutput(output, AttentionStats(values.settle(), round_to(state, dtype), facts_of(request)))
 
 
 def _by_operator(request: Request) -> tuple[Tensor, State, Tensor]:

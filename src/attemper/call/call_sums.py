@@ -16,7 +16,7 @@ from attemper.backends.contract import Problem
 from attemper.backends.sums import SUMMED, empty_sums
 from attemper.call import operator
 from attemper.call.autograd import passes_dispatcher
-from attemper.call.formulas import statistics_of
+from attemper.call.formulas import LazyStatistics
 from attemper.call.normalizer import is_plain
 from attemper.call.request import Request
 from attemper.call.result import AttentionStats, CallFacts, facts_of
@@ -83,7 +83,7 @@ class CallSums:
 
     def statistics(self) -> AttentionStats:
         rows = state_of(SUMMED, self.state, self.backend if table.by_name(self.backend).direct else None)
-        stats = AttentionStats(statistics_of(rows, self.names, self.facts.sink), rows, self.facts)
+        stats = AttentionStats(LazyStatistics(rows, self.names, self.facts.sink).settle(), rows, self.facts)
         return stats if self.included is None else stats.where(self.included[:, None])
 
 

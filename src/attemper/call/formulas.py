@@ -74,7 +74,15 @@ class LazyStatistics(Mapping[str, Tensor]):
         given: Mapping[str, Tensor] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """See ``statistics_of``."""
+        """
+        Args:
+            state: what a backend left.
+            names: what is wanted.
+            sink: [H] or None.
+            asked: those of ``names`` that keep their gradient; None for all.
+            given: values that no formula gives (``key_mass``).
+            dtype: type of the results, where the state has more digits: they are rounded once, at the end.
+        """
         self.names = tuple(names)
         self._asked = self.names if asked is None else tuple(asked)
         self._dtype = dtype
@@ -106,6 +114,10 @@ class LazyStatistics(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self.names
 
+    def settle(self) -> Mapping[str, Tensor]:
+        """Itself; in a compiled graph, which leaves out what nobody reads, all of them computed at once."""
+        return {name: self[name] for name in self.names} if torch.compiler.is_compiling() else self
+
     def detach(self) -> LazyStatistics:
         """The same statistics outside the autograd graph; none is computed for it."""
         sink = None if self._row.sink is None else self._row.sink.detach()
@@ -119,30 +131,6 @@ class LazyStatistics(Mapping[str, Tensor]):
                 known |= state.statistics(n for n in self.names if self._row.sink is None or n not in OF_SINK)
             value = self._row[name]
             return value if self._dtype is None else self._row.round(name, value, self._dtype)
-
-
-def statistics_of(
-    state: State,
-    names: Iterable[str],
-    sink: Tensor | None,
-    asked: Iterable[str] | None = None,
-    given: Mapping[str, Tensor] | None = None,
-    dtype: torch.dtype | None = None,
-) -> Mapping[str, Tensor]:
-    """The statistics ``names`` of rows in this state, as :class:`LazyStatistics` gives them.
-
-    In a compiled graph they are computed at once: it leaves out itself what nobody reads.
-
-    Args:
-        state: what a backend left.
-        names: what is wanted.
-        sink: [H] or None.
-        asked: those of ``names`` that keep their gradient; None for all.
-        given: values that no formula gives (``key_mass``).
-        dtype: type of the results, where the state has more digits: they are rounded once, at the end.
-    """
-    values = LazyStatistics(state, names, sink, asked, given, dtype)
-    return {name: values[name] for name in values.names} if torch.compiler.is_compiling() else values
 
 
 def log_count(n: Tensor) -> Tensor:

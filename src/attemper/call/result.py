@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.call.formulas import LazyStatistics, statistics_of
+from attemper.call.formulas import LazyStatistics
 from attemper.call.merging import joined_output, merge
 from attemper.call.normalizer import is_mergeable, is_plain, is_rowwise
 from attemper.call.request import Request
@@ -318,7 +318,7 @@ class AttentionStats:
         state = merge(self._state, other._state)
         sink = one.sink if one.sink is not None else two.sink
         asked = tuple(name for name in one.asked if name in two.asked)
-        values = statistics_of(state, self.names, sink, asked)
+        values = LazyStatistics(state, self.names, sink, asked).settle()
         return AttentionStats(values, state, one._replace(sink=sink, asked=asked, keys=one.keys + two.keys), self.names)
 
 
