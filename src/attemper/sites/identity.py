@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from attemper.sites.tensor_axes import (
+    CONVERSIONS,
     LAYERS,
     MATRIX_PRODUCTS,
     PRODUCTS,
@@ -36,10 +36,7 @@ FACTOR = "its softmaxes are multiplied with each other (landmarks): none of them
 DIFFERENCE = "what its softmaxes give is subtracted (differential attention): weights of a head are no distribution"
 _SUBTRACTIONS = functions("sub", "__sub__", "__rsub__", "rsub", "subtract", "sub_", "subtract_", "__isub__")
 
-_COPIES = RESHAPES | {
-    *functions("clone", "clamp", "repeat_interleave"),
-    *attrgetter("to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "cuda", "cpu")(Tensor),
-}
+_COPIES = RESHAPES | {*CONVERSIONS, *functions("clone", "clamp", "repeat_interleave")}
 """Functions whose result holds what their first argument holds, in memory of its own."""
 _JOINED = functions("cat", "concat", "concatenate")
 """Functions by which keys join those of a cache, which may be empty."""

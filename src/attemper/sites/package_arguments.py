@@ -197,10 +197,7 @@ def torch_varlen(given: NamedArguments) -> AttentionCall:
     return documents(query, key, starts_q, starts_k, options)
 
 
-_OWN = (
-    *("temperature", "normalizer", "is_causal", "causal_alignment", "window_size", "scale", "softcap", "sink_logits"),
-    *("first_tokens", "enable_gqa", "backend"),
-)
+_OWN = [name for name in Options.__dataclass_fields__ if name not in ("dropout_p", "stats", "spans")]
 """Options of ours that are read; dropout and statistics change no score and no weight."""
 
 

@@ -25,6 +25,7 @@ from attemper.call.request import Options
 from attemper.sites.identity import FACTOR, Origins, Places
 from attemper.sites.observation import AttentionCall, UnsupportedCallError, four_dimensional, heads_of
 from attemper.sites.tensor_axes import (
+    CONVERSIONS,
     PRODUCTS,
     RESHAPES,
     VIEWS,
@@ -71,7 +72,7 @@ _EXP = functions("exp") | {Tensor.exp_}
 _SAME = {
     *(F.dropout, torch.dropout, torch.dropout_),
     *functions("clone", "nan_to_num", "nan_to_num_"),
-    *attrgetter("to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "cuda", "cpu")(Tensor),
+    *CONVERSIONS,
     *attrgetter("detach", "requires_grad_", "__pos__")(Tensor),
 }
 """What leaves weights what they are: a change of type or place, dropout, zeros for rows without a key."""

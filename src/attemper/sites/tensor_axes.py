@@ -36,6 +36,10 @@ VIEWS = {
 """Functions that give views of their first argument, one or several."""
 PRODUCTS = functions("mul", "__mul__", "__rmul__", "multiply", "div", "__truediv__", "true_divide", "divide")
 """Functions that multiply or divide element by element, into a new tensor."""
+CONVERSIONS = attrgetter("to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "cuda", "cpu")(
+    Tensor
+)
+"""Functions that give the same numbers in another type, place or layout."""
 LAYERS = {F.linear: 1, F.conv1d: 2, F.conv2d: 3, F.conv3d: 4, torch.conv1d: 2, torch.conv2d: 3, torch.conv3d: 4}
 """Layers, and which axis of their result is features, counted from the last."""
 

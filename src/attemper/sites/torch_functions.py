@@ -148,19 +148,12 @@ def _by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _readable(reader: Reader, axes: FeatureAxes) -> Reader:
-    """The reader, for keys that are tokens: XCiT gives channels to the same function. Where it cannot read arguments
-    that torch accepted, the site is skipped.
-    """
+    """The reader, for keys that are tokens: XCiT gives channels to the same function."""
 
     def read(module: nn.Module, **given: Any) -> AttentionCall:
         if any(part.dim() - 2 in axes.of(part).axes for part in (given["key"], given["value"])):
             raise UnsupportedCallError(module, softmax_by_hand.CHANNELS)
-        try:
-            return reader(module, **given)
-        except UnsupportedCallError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise UnsupportedCallError(module, f"its arguments could not be read ({error})") from error
+        return reader(module, **given)
 
     return read
 
