@@ -111,7 +111,7 @@ PIECES = (
     *("monitor.collector:Collector.snapshot", "monitor.sampled_steps:FirstPasses.join", "monitor.passes:observing"),
     *("sites.padding:_token_mask", "sites.padding:CallContext.module", "sites.padding:Tokens.of_queries"),
     *("sites.torch_functions:AttentionMode._report", "sites.torch_functions:softmax_by_hand.ByHand.follow"),
-    *("sites.identity:Origins.of_scores", "sites.tensor_axes:FeatureAxes.follow", "sites.observation:_see"),
+    *("sites.identity:Origins.of_scores", "sites.tensor_axes:FeatureAxes.follow", "sites.observation:_tell_of"),
     *("sites.package_functions:report", "sites.tap:_run", "sites.tap_buffers:deliver"),
 )
 """Some of every file, which raise whenever they are called: test_faults_everywhere.py has every function, once."""

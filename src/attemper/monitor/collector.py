@@ -15,7 +15,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from attemper.backends.contract import Problem
 from attemper.call.attention import measurement
 from attemper.call.known_requests import KnownRequests
-from attemper.call.request import Request, first_true, names_of_call
+from attemper.call.request import Options, Request, first_true, names_of_call
 from attemper.call.result import AttentionStats
 from attemper.call.spans import Spans
 from attemper.errors import BackendError, InputError
@@ -112,11 +112,14 @@ class Collector(LiveSample):
         if self.keeper is not None:
             self.keeper.take_batch(batch)
 
-    def spans(self, module: nn.Module, keys: int) -> Spans | None:
-        return None if self._kind(module, keys) == "cross" else self._spans
+    def options_of(self, module: nn.Module, call: AttentionCall, stats: tuple[str, ...]) -> Options:
+        kind = self._kind(module, call.key.shape[2], call.cross)
+        options = replace(call.options, spans=None if kind == "cross" else self._spans, backend=self.backend)
+        return replace(options, stats=names_of_call(stats, options, call.query, call.key))
 
-    def running(self) -> nn.Module:
-        return self.context.module()
+    def first_keys(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
+        tokens = self.key_tokens(module, call.key.shape[2])
+        return first_true(tokens, 1) if tokens is not None and tokens.shape[0] == call.query.shape[0] else None
 
     def key_tokens(self, module: nn.Module, keys: int) -> Tensor | None:
         tokens = self.context.tokens
@@ -142,7 +145,7 @@ class Collector(LiveSample):
         kind = self._kind(place, shape[3], own.cross)
         choosing = self.scope.missed_mass and chooses(place)
         try:
-            request = self._request(place, own, kind) if done is None else done[0]
+            request = self._request(place, own) if done is None else done[0]
             real, seen.reason = self.context.real_queries(kind, shape, request.rows, own.tokens)
             if seen.reason is not None:
                 return
@@ -172,19 +175,14 @@ class Collector(LiveSample):
         if seen.number.call > MOST_CALLS and self.keeper is None and not any(call.is_tap for call in self.calls):
             self._fold(seen)
 
-    def _request(self, place: nn.Module, call: AttentionCall, kind: str) -> Request:
-        tokens = self.key_tokens(place, call.key.shape[2])
-        first = first_true(tokens, 1) if tokens is not None and tokens.shape[0] == call.query.shape[0] else None
-        options = replace(call.options, spans=None if kind == "cross" else self._spans, backend=self.backend)
-        options = replace(options, stats=names_of_call(self.stats, options, call.query, call.key))
-        query, key, mask = call.query.detach(), call.key.detach(), None if call.mask is None else call.mask.detach()
+    def _request(self, place: nn.Module, call: AttentionCall) -> Request:
         return measurement(
-            query,
-            key,
-            mask,
-            options,
+            call.query,
+            call.key,
+            call.mask,
+            self.options_of(place, call, self.stats),
             packing=call.packing,
-            first_keys=first,
+            first_keys=self.first_keys(place, call),
             rows=self.scope.rows,
             generator=self.generator,
             known=self._known,
@@ -274,9 +272,8 @@ class Collector(LiveSample):
         place, keys = self._place(module), own.key.shape[2]
         kind = self._kind(place, keys, own.cross)
         try:
-            mask = None if own.mask is None else own.mask.detach()
             options = replace(own.options, stats=self.stats, backend=self.backend)
-            request = measurement(own.query.detach(), own.key.detach(), mask, options, packing=own.packing)
+            request = measurement(own.query, own.key, own.mask, options, packing=own.packing)
             real, seen.reason = self.context.real_queries(kind, (*own.query.shape[:3], keys), None, own.tokens)
         except (InputError, BackendError) as error:
             seen.reason = str(error)

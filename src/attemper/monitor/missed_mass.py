@@ -57,10 +57,10 @@ def _why_unknown(module: nn.Module, call: AttentionCall, given: Tensor | None) -
 
 
 def _missed_mass(call: AttentionCall, given: Tensor | None, chosen: AttentionStats) -> Tensor:
-    mask = None if given is None else given[..., : call.key.shape[2]].detach()
+    mask = None if given is None else given[..., : call.key.shape[2]]
     causal = replace(call.options, is_causal=True, causal_alignment="bottom-right")
     options = replace(call.options if given is not None else causal, spans=None, stats=("lse",), backend="auto")
-    every = run(measurement(call.query.detach(), call.key.detach(), mask, options)).stats
+    every = run(measurement(call.query, call.key, mask, options)).stats
     assert every is not None
     sink = call.options.sink_logits
     levels = [stats.lse if sink is None else _with_sink(stats.lse, sink) for stats in (chosen, every)]

@@ -20,7 +20,6 @@ from attemper.call.attn_mask import is_plain
 from attemper.call.packing import Packing
 from attemper.call.request import Options, Request
 from attemper.call.result import AttentionStats
-from attemper.call.spans import Spans
 from attemper.errors import InputError
 from attemper.sites.identity import Places, note_output
 from attemper.sites.identity import places as memory_of
@@ -116,19 +115,14 @@ class Observer(Protocol):
     replace: bool
     """Whether our kernel computes output and statistics in one pass, in place of the model's own attention."""
     stats: tuple[str, ...]
-    backend: str
     context: CallContext
 
-    def running(self) -> nn.Module:
-        """The module whose forward is running."""
+    def options_of(self, module: nn.Module, call: AttentionCall, stats: tuple[str, ...]) -> Options:
+        """The options of a call, with those of ``stats`` that it has, and how they are measured."""
         ...
 
-    def key_tokens(self, module: nn.Module, keys: int) -> Tensor | None:
-        """[B, K] bool: which keys are real tokens; None where only the call's own mask says so."""
-        ...
-
-    def spans(self, module: nn.Module, keys: int) -> Spans | None:
-        """The keys whose weight ``span_mass`` sums in a call of so many keys; None: it has none."""
+    def first_keys(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
+        """[B, K] bool: the first real token of the keys; None where only the call's own mask says which it is."""
         ...
 
     def observe(self, module: nn.Module, stats: AttentionStats, call: AttentionCall, request: Request) -> None:
@@ -283,7 +277,7 @@ def report(
     # What attemper computes here is no attention of the model and needs no graph.
     with mark_reported(), torch.no_grad():
         try:
-            module = observers[0].running() if site is None else site
+            module = observers[0].context.module() if site is None else site
             note_output(output, module)
             given = (*args[:2], *(kwargs[name] for name in ("query", "key", "q", "k") if name in kwargs))
             places = places | memory_of(given)
@@ -297,18 +291,14 @@ def report(
             known = isinstance(error, UnsupportedCallError)
             reason = error.reason if known else f"its arguments could not be read ({error})"
             for observer in observers:
-                guard([observer], _skip, observer, site, reason, places)
+                guard([observer], _tell_of, observer.skip, observer, site, reason, places)
             return
         for observer in observers:
-            guard([observer], _see, observer, site, call)
+            guard([observer], _tell_of, observer.see, observer, site, call)
 
 
-def _skip(observer: Observer, site: nn.Module | None, reason: str, places: Places) -> None:
-    observer.skip(observer.running() if site is None else site, reason, places)
-
-
-def _see(observer: Observer, site: nn.Module | None, call: AttentionCall) -> None:
-    observer.see(observer.running() if site is None else site, call)
+def _tell_of(method: Callable[..., None], observer: Observer, site: nn.Module | None, *about: Any) -> None:
+    method(observer.context.module() if site is None else site, *about)
 
 
 HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads")

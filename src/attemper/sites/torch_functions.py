@@ -124,7 +124,7 @@ class AttentionMode(TorchFunctionMode):
             withdrawn = dict.fromkeys(subtracted, DIFFERENCE)
             if found is not None:
                 report(softmax_by_hand.read, (found,), {}, places=found.places)
-                running = current()[0].running()
+                running = current()[0].context.module()
                 if found.attends:
                     self.origins.lineage.mark(call.result, running)
                 if found.attends and found.reason is not None:

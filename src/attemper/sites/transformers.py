@@ -26,7 +26,6 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from attemper.call.attention import run
 from attemper.call.known_requests import KNOWN
-from attemper.call.request import first_true, names_of_call
 from attemper.errors import InputError, needs
 from attemper.nn.temperature import ACTIONS
 from attemper.sites import torch_functions
@@ -187,14 +186,11 @@ def _readable(module: nn.Module, read: Callable[[], AttentionCall]) -> Attention
 
 def _attend_here(module: nn.Module, call: AttentionCall, value: Tensor, observers: tuple[Observer, ...]) -> Tensor:
     names = tuple(dict.fromkeys(name for observer in observers for name in observer.stats))
-    options = replace(call.options, spans=observers[-1].spans(module, call.key.shape[2]))
-    names = names_of_call(names, options, call.query, call.key)
-    options = replace(options, stats=names, backend=observers[-1].backend)
+    options = observers[-1].options_of(module, call, names)
     value = value.to(call.query.dtype)
     request = KNOWN.request(type(module).__name__, call.query, call.key, value, call.mask, options)
-    tokens = observers[-1].key_tokens(module, call.key.shape[2])
-    if tokens is not None:
-        first_keys = first_true(tokens, request.problem.first_tokens)
+    first_keys = observers[-1].first_keys(module, call)
+    if first_keys is not None:
         request = request.with_problem(first_keys=first_keys)
     output, stats = run(request)
     for observer in observers:
