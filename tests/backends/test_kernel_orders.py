@@ -129,6 +129,7 @@ from attemper.backends.sums import SUMMED
 from attemper.call.formulas import FORMULAS
 from attemper.call.call_sums import BACKEND, accumulates
 from attemper.monitor.head_sums import SiteSums
+from attemper.readings.sample import SiteLabel
 
 FORMULAS["perplexity"] = lambda row: row["entropy"].exp()
 torch.manual_seed(0)
@@ -136,7 +137,7 @@ query, key, value = torch.randn(3, 1, 2, 9, 8)
 found = []
 for backend in ("native", "reference"):
     stats = attemper.attention(query, key, value, stats="all", is_causal=True, backend=backend).stats
-    site = SiteSums("site", "self", "eval", 2)
+    site = SiteSums(SiteLabel("site", "self", "eval", None, "full", "softmax", 2))
     site.add(stats, 9, 9)
     found.append((stats, site.sums))
 (one, its_sums), (two, other_sums) = found

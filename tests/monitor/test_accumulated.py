@@ -22,6 +22,7 @@ from attemper.call.result import AttentionStats, by_head
 from attemper.monitor import calls as monitored
 from attemper.monitor.head_sums import SiteSums
 from attemper.readings.reading import HeadReading
+from attemper.readings.sample import SiteLabel
 from tests.sites.own_models import Own
 
 pytest.importorskip("triton")
@@ -85,7 +86,7 @@ def calls() -> list[AttentionStats]:
 
 
 def test_sums_give_the_reading_that_their_statistics_give() -> None:
-    plain, summed, both = (SiteSums("site", "self", "eval", heads=3) for _ in range(3))
+    plain, summed, both = (SiteSums(SiteLabel("site", "self", "eval", None, "full", "softmax", 3)) for _ in range(3))
     for place, stats in enumerate(calls()):
         plain.add(stats, 20, 40)
         summed.add_sums(sums_of(stats), 20, 40)

@@ -16,6 +16,7 @@ from attemper.monitor.options import Scope
 from attemper.monitor.snapshot import SampleSums, Snapshot
 from attemper.monitor.tap_sums import TapSums
 from attemper.readings.reading import FEWEST_KEYS
+from attemper.readings.sample import SiteLabel
 
 SITES, HEADS, KEYS, STEP = ("b.attn", "a.attn"), (2, 4), 40, 7
 CPU = torch.device("cpu")
@@ -30,7 +31,7 @@ def calls(rank: int, scale: float = 1.0) -> list[Tensor]:
 def snapshot(parts: list[list[Tensor]], period: int = STEP, fewest_keys: int = FEWEST_KEYS) -> Snapshot:
     """What one process has seen of these calls."""
     sites = [
-        SiteSums(name, "self", "train", heads, fewest_keys=fewest_keys)
+        SiteSums(SiteLabel(name, "self", "train", None, "full", "softmax", heads), fewest_keys=fewest_keys)
         for name, heads in zip(SITES, HEADS, strict=True)
     ]
     for part in parts:
@@ -72,7 +73,7 @@ def test_ranks_reduce_to_the_sums_of_one_process_that_saw_everything(ranks: int,
     whole = snapshot(parts, fewest_keys=fewest_keys)
     close(found, whole)
     assert found.tokens == whole.tokens == 3 * KEYS * ranks
-    assert [site.name for site in found.sites] == ["a.attn", "b.attn"], "in the order of their keys"
+    assert [site.label.name for site in found.sites] == ["a.attn", "b.attn"], "in the order of their keys"
     assert found.reasons == {}
 
 
@@ -90,14 +91,14 @@ def test_a_rank_with_no_rows_or_of_another_step_is_the_identity():
 def test_a_site_of_which_no_rank_has_rows_is_not_there():
     one = snapshot([calls(0)])
     found = reduced([Snapshot(one.sites[:1], STEP, one.tokens, one.backends, one.taps)], slots_of([one]))
-    assert [site.name for site in found.sites] == ["b.attn"]
+    assert [site.label.name for site in found.sites] == ["b.attn"]
 
 
 def test_a_site_that_has_changed_since_the_slots_were_agreed_on_is_left_out():
     one = snapshot([calls(0)])
     slots = slots_of([one])
-    one.sites[0].normalizer = "sparsemax"
-    assert [site.name for site in reduced([one], slots).sites] == ["a.attn"]
+    one.sites[0].tell(normalizer="sparsemax")
+    assert [site.label.name for site in reduced([one], slots).sites] == ["a.attn"]
     assert slots.lacking(one) == ["b.attn"]
 
 
@@ -112,7 +113,7 @@ def test_the_rank_that_is_farthest_from_the_mean_comes_with_its_distance():
 
     for number, name in enumerate(SITES):
         own = snapshot([parts[3]]).sites[number]
-        (whole,) = (site for site in found.sites if site.name == name)
+        (whole,) = (site for site in found.sites if site.label.name == name)
         difference = found.differences[whole.key]
         assert difference.rank == 3
         assert difference.value == pytest.approx(abs(mean(own) - mean(whole)), rel=1e-9)

@@ -14,6 +14,7 @@ from attemper.backends.sums import COLUMNS, WIDTH
 from attemper.call.result import AttentionStats
 from attemper.monitor import head_sums
 from attemper.readings.reading import SiteReading
+from attemper.readings.sample import SiteLabel
 from tests.support.fixtures import NATIVE
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the native kernels are not built here")
@@ -33,7 +34,7 @@ def statistics(seed: int = 0, spoiled: bool = False, flat: bool = False, **optio
 
 
 def reading(stats: AttentionStats) -> SiteReading:
-    site = head_sums.SiteSums("site", "self", "eval", HEADS)
+    site = head_sums.SiteSums(SiteLabel("site", "self", "eval", None, "full", "softmax", HEADS))
     site.add(stats, ROWS, ROWS)
     return site.reading()
 

@@ -19,7 +19,7 @@ from attemper.monitor.snapshot import SampleSums, Snapshot, sample_of
 from attemper.monitor.tap_sums import PADDED, TapSums
 from attemper.readings.alarms import over_enough_keys
 from attemper.readings.reading import FEWEST_KEYS, HeadReading
-from attemper.readings.sample import QUANTITIES, Sample
+from attemper.readings.sample import QUANTITIES, Sample, SiteLabel
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.statistics import reading_names, rowwise_names
 
@@ -32,7 +32,7 @@ def buffer(name: str, heads: int = 2) -> TapBuffer:
 
 
 def site(name: str, heads: int = 2) -> SiteSums:
-    found = SiteSums(name, "self", "eval", heads)
+    found = SiteSums(SiteLabel(name, "self", "eval", None, "full", "softmax", heads))
     found.add_sums(buffer(name, heads).sums, 6, 6)
     return found
 
@@ -64,20 +64,20 @@ def check(one: Snapshot) -> SampleSums:
 
 def test_calls_alone() -> None:
     found = check(snapshot(taps(-1), "one", "other", period=4))
-    assert [entry.name for entry in found.sites] == ["one", "other"]
+    assert [entry.label.name for entry in found.sites] == ["one", "other"]
     assert (found.period, found.tokens, found.backends) == (4, 24, ("native",))
 
 
 def test_taps_alone_and_taps_that_are_newer_than_calls() -> None:
     for calls in ((), ("old",)):
         found = check(snapshot(taps(5, "tapped"), *calls, period=3))
-        assert [entry.name for entry in found.sites] == ["tapped"]
+        assert [entry.label.name for entry in found.sites] == ["tapped"]
         assert (found.period, found.tokens) == (5, 12)
 
 
 def test_calls_and_taps_of_one_step_add_up() -> None:
     found = check(snapshot(taps(4, "shared"), "shared", "seen", period=4))
-    assert [entry.name for entry in found.sites] == ["shared", "seen"]
+    assert [entry.label.name for entry in found.sites] == ["shared", "seen"]
     assert found.sites[0].sums[:, 0].tolist() == [24.0, 24.0]
     assert found.backends == ("native", "triton")
 
@@ -85,7 +85,7 @@ def test_calls_and_taps_of_one_step_add_up() -> None:
 def test_taps_of_a_padded_batch_are_not_shown_and_that_is_said() -> None:
     padded = taps(4, "tapped").with_padding(torch.tensor([[True, False]]), 4)
     found = check(snapshot(padded, "seen", period=4))
-    assert [entry.name for entry in found.sites] == ["seen"]
+    assert [entry.label.name for entry in found.sites] == ["seen"]
     assert found.reasons == {"tapped": PADDED}
 
 
@@ -94,8 +94,8 @@ def test_what_is_added_later_is_not_in_a_snapshot() -> None:
     before = snapshot(growing)
     later = buffer("later")
     growing = growing.plus({later: "later"}, {later: later.sums}, 4)
-    assert [entry.name for entry in before.join().sites] == ["one"]
-    assert {entry.name for entry in snapshot(growing).join().sites} == {"one", "later"}
+    assert [entry.label.name for entry in before.join().sites] == ["one"]
+    assert {entry.label.name for entry in snapshot(growing).join().sites} == {"one", "later"}
 
 
 # --- its numbers ---
@@ -113,7 +113,7 @@ def read_sites(fewest_keys: int, tokens: int = 48, **options: Any) -> list[SiteS
         mask[:2] = False
         stats = attemper.attention(query, key, value, attn_mask=mask.tril(), **options).stats
         assert stats is not None
-        site = SiteSums(name, "self", "train", heads, fewest_keys=fewest_keys)
+        site = SiteSums(SiteLabel(name, "self", "train", number, "full", "softmax", heads), fewest_keys=fewest_keys)
         site.add(stats, tokens + number, tokens)
         found.append(site)
     return found
@@ -131,7 +131,7 @@ def expected(head: HeadReading, name: str, site: SiteSums, fewest_keys: int) -> 
 def check_values(sample: Sample, found: list[SiteSums], fewest_keys: int) -> None:
     assert set(sample.quantities) <= set(QUANTITIES)
     for site in found:
-        heads = sample.places[site.name, "self", "train"]
+        heads = sample.places[site.key]
         for head, values in zip(site.reading().heads, sample.values[:, heads].T, strict=True):
             want = [expected(head, name, site, fewest_keys) for name in sample.quantities]
             np.testing.assert_allclose(values, want, rtol=1e-7, atol=0)

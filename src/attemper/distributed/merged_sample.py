@@ -95,7 +95,7 @@ class Slots:
 
     def lacking(self, snapshot: Snapshot) -> list[str]:
         """Names of sites that this rank has seen and that have no slot."""
-        return [site.name for site in snapshot.sites if identity(site.label) not in self._numbers]
+        return [site.label.name for site in snapshot.sites if identity(site.label) not in self._numbers]
 
     def nothing(self, failures: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The same of a rank that has seen no row."""
@@ -195,7 +195,6 @@ class MergedSample(DeviceSample):
 
 
 def _site(label: SiteLabel, sums: Tensor, fewest_keys: int, queries: int, keys: int) -> SiteSums:
-    site = SiteSums(label.name, label.kind, label.mode, heads=label.heads, fewest_keys=fewest_keys).with_sums(sums)
-    site.attention, site.normalizer, site.first_head = label.attention, label.normalizer, label.first_head
-    site.queries, site.keys, site.layer = queries, keys, label.layer
+    site = SiteSums(label, fewest_keys=fewest_keys).with_sums(sums)
+    site.queries, site.keys = queries, keys
     return site

@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import copy, deepcopy
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,27 +41,11 @@ IN_KERNELS = MEASURED.intersection(COLUMNS)
 class SiteSums:
     """Sums over all rows that one site has shown so far: batches in any order give the same reading."""
 
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        mode: str,
-        heads: int,
-        device: torch.device | None = None,
-        fewest_keys: int = FEWEST_KEYS,
-    ) -> None:
-        self.name, self.kind, self.mode = name, kind, mode
-        self.fewest_keys = fewest_keys
+    def __init__(self, label: SiteLabel, device: torch.device | None = None, fewest_keys: int = FEWEST_KEYS) -> None:
+        self.label, self.fewest_keys = label, fewest_keys
         self.queries = self.keys = 0
-        self.heads = heads
-        self.first_head = 0
-        """The number of its first head in the whole model."""
-        self.normalizer = SiteReading.normalizer
-        self.attention = "full"
-        """Its type, one of ``ATTENTIONS``."""
         self.roles: Mapping[str, tuple[float | None, ...]] = {}
         """Role -> the score of each head, on the first text."""
-        self.layer = layer_of(name)
         self.spoiled = False
         """Whether its numbers cannot be trusted: then it is not shown."""
         self._places = places(fewest_keys)
@@ -67,7 +53,7 @@ class SiteSums:
         device = torch.device("cpu") if device is None or device.type == "mps" else device
         # Made in inference mode they could not be added to outside of it.
         with torch.inference_mode(False):
-            self.sums = torch.zeros((heads, width(fewest_keys)), dtype=torch.float64, device=device)
+            self.sums = torch.zeros((label.heads, width(fewest_keys)), dtype=torch.float64, device=device)
             """[heads, columns] float64, the columns as ``places`` has them."""
             self.sums[:, LARGEST] = -math.inf
         self._ended: Tensor | None = None
@@ -77,7 +63,7 @@ class SiteSums:
         """Adds the rows of one call, without waiting for the device."""
         if 0 in stats.shape:
             return
-        self.normalizer = stats.normalizer
+        self.tell(normalizer=stats.normalizer)
         sums = stats.sums() if self._has_sums(stats) else None
         self.add_sums(self._sums_of(stats) if sums is None else sums, queries, keys)
 
@@ -103,12 +89,11 @@ class SiteSums:
 
     @property
     def key(self) -> SiteKey:
-        return self.name, self.kind, self.mode
+        return self.label.key
 
-    @property
-    def label(self) -> SiteLabel:
-        """What is known of the site beside its numbers."""
-        return _label(*self.key, self.layer, self.attention, self.normalizer, self.heads, self.first_head)
+    def tell(self, **facts: Any) -> None:
+        """Takes what else is known of the site: fields of its label."""
+        self.label = _told(self.label, **facts)
 
     def with_sums(self, sums: Tensor) -> SiteSums:
         """The same site with other sums, say on the host."""
@@ -118,9 +103,8 @@ class SiteSums:
 
     def under_name(self, name: str | None = None) -> SiteSums:
         """The same rows, of a site of this name, in the layer that it says."""
-        other = copy(self)
-        other.name = name or self.name
-        other.layer = layer_of(other.name)
+        other, name = copy(self), name or self.label.name
+        other.tell(name=name, layer=layer_of(name))
         return other
 
     def with_sums_of(self, other: SiteSums) -> SiteSums:
@@ -150,8 +134,8 @@ class SiteSums:
             curve = rows.by_visible_keys()
             sums = {"curve_rows": curve.rows} | {f"curve_{name}": part for name, part in curve.sums.items()}
             parts |= {name: sums[of] for name, of in zip(names, CURVES, strict=True)}
-        empty = self.sums.new_zeros(self.heads)
-        return torch.cat([parts.get(name, empty).to(self.sums).view(self.heads, -1) for name in self._places], 1)
+        empty = self.sums.new_zeros(self.label.heads)
+        return torch.cat([parts.get(name, empty).to(self.sums).view(self.label.heads, -1) for name in self._places], 1)
 
     def _means(self, stats: AttentionStats) -> dict[str, Tensor]:
         """Sums and rows of every mean from one stacked tensor: a sampled training step waits for this."""
@@ -178,4 +162,4 @@ class SiteSums:
         return SiteTotals(self.label, self.queries, self.keys, order, self.sums.cpu().numpy().copy(), self.roles)
 
 
-_label = lru_cache(maxsize=4096)(SiteLabel)
+_told = lru_cache(maxsize=4096)(replace)

@@ -23,7 +23,7 @@ from attemper.monitor.tap_sums import TapSums
 from attemper.readings.labels import pattern_of
 from attemper.readings.part import changed_heads
 from attemper.readings.reading import Skipped
-from attemper.readings.sample import SiteKey
+from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.sites.find import all_sites
 from attemper.sites.names import class_name, is_wanted, names_of, unwrap
 
@@ -140,8 +140,8 @@ class LiveSample:
 
     def _put(self, site: SiteSums) -> None:
         earlier = self.sites.setdefault(site.key, site)
-        if earlier.heads != site.heads:
-            self._drop(site.key, changed_heads(earlier.heads, site.heads))
+        if earlier.label.heads != site.label.heads:
+            self._drop(site.key, changed_heads(earlier.label.heads, site.label.heads))
         elif earlier is not site:
             self.sites[site.key] = site.with_sums_of(earlier)
 
@@ -150,7 +150,8 @@ class LiveSample:
         if site is None:
             return
         is_empty = 0 in call.found.shape
-        self._backends[call.backend], site.attention, site.first_head = None, call.attention, call.first_head
+        self._backends[call.backend] = None
+        site.tell(attention=call.attention, first_head=call.first_head)
         site.roles = site.roles or call.roles
         if isinstance(call.found, AttentionStats):
             site.add(call.found, call.queries, call.keys)
@@ -165,12 +166,13 @@ class LiveSample:
     def _site(self, key: SiteKey, heads: int, device: torch.device) -> SiteSums | None:
         """The site of a call with so many heads; None where it had another number of them before."""
         if key not in self.sites:
-            self.sites[key] = SiteSums(*key, heads=heads, device=device, fewest_keys=self.scope.fewest_keys)
+            label = SiteLabel(*key, None, "full", "softmax", heads)
+            self.sites[key] = SiteSums(label, device, self.scope.fewest_keys)
         site = self.sites[key]
-        site.layer = self.call_sites.layer(key[0], key[2])
-        if site.heads == heads:
+        site.tell(layer=self.call_sites.layer(key[0], key[2]))
+        if site.label.heads == heads:
             return site
-        self._drop(key, changed_heads(site.heads, heads))
+        self._drop(key, changed_heads(site.label.heads, heads))
         return None
 
     def _drop(self, key: SiteKey, reason: str) -> None:
@@ -224,13 +226,14 @@ class LiveSample:
         """Where a site stands in the model: the place of its module, and which of the module's calls it is. Where parts
         of its stack run several times, the place of the stack, and its layer.
         """
-        at = self.call_sites.place(site.name, site.mode)
+        at = self.call_sites.place(site.label.name, site.label.mode)
         if at is not None and at[0] in self._stacks:
             return self._stacks[at[0]], at[1]
-        module = self.module_of(site.name)
+        module = self.module_of(site.label.name)
         # Taps of compiled code, whose modules nobody knows, stay in the order in which they ran.
         known = module in self._order
-        return self._order.get(module, len(self._order)), self.call_sites.module_and_call(site.name)[1] if known else 0
+        call = self.call_sites.module_and_call(site.label.name)[1] if known else 0
+        return self._order.get(module, len(self._order)), call
 
     def readings(self) -> SampleReadings:
         """The latest sample as readings. Waits for the device."""
@@ -247,7 +250,7 @@ class LiveSample:
     @property
     def seen_sites(self) -> set[str]:
         """Names of the sites of the latest sample, and of all taps in compiled code. Nothing waits."""
-        return {site.name for site in self.sites.values() if not site.spoiled} | self.tapped.names
+        return {site.label.name for site in self.sites.values() if not site.spoiled} | self.tapped.names
 
     def skips(self, measured: Collection[str]) -> tuple[Skipped, ...]:
         """What was not measured; a site that was in the end, one of these names, is not among it."""

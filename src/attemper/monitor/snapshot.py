@@ -194,10 +194,10 @@ def sample_of(step: int, time: float, sites: Sequence[SiteSums], stats: tuple[st
         tokens: real tokens read.
     """
     stats = (*stats, *COUNTED)
-    if any(is_rowwise(site.normalizer) for site in sites):
+    if any(is_rowwise(site.label.normalizer) for site in sites):
         stats = (*stats, *rowwise_names(stats))
     plan, sums = plan_of(stats, sites[0].fewest_keys), torch.cat([site.sums for site in sites]).cpu().numpy()
-    values = plan.values(sums, [(site.queries, site.keys, site.heads) for site in sites])
+    values = plan.values(sums, [(site.queries, site.keys, site.label.heads) for site in sites])
     return Sample(step, time, tuple(site.label for site in sites), plan.quantities, values, tokens)
 
 

@@ -16,6 +16,8 @@ from attemper.backends.sums import empty_sums, join
 from attemper.call.call_sums import BACKEND
 from attemper.monitor.head_sums import SiteSums
 from attemper.monitor.options import Scope
+from attemper.readings.labels import layer_of
+from attemper.readings.sample import SiteLabel
 from attemper.readings.sums import fits_buckets
 from attemper.sites.tap_buffers import TapBuffer
 from attemper.statistics import BY_NAME
@@ -163,7 +165,7 @@ class TapSums:
                 tokens = round(counted * buffer.queries / rows) if rows < buffer.queries else counted
             sites.append(_site(buffer, name, sums, self._scope.fewest_keys))
         if padded:
-            return latest, [], 0, {site.name: PADDED for site in sites}
+            return latest, [], 0, {site.label.name: PADDED for site in sites}
         return latest, sites, tokens, {}
 
     def _places(self) -> Iterator[tuple[TapBuffer, str, torch.device]]:
@@ -188,7 +190,7 @@ def _plus(
 
 
 def _site(buffer: TapBuffer, name: str, sums: Tensor, fewest_keys: int) -> SiteSums:
-    site = SiteSums(name, "self", buffer.mode, heads=len(sums), device=sums.device, fewest_keys=fewest_keys)
-    site.first_head = buffer.first_head
+    label = SiteLabel(name, "self", buffer.mode, layer_of(name), "full", "softmax", len(sums), buffer.first_head)
+    site = SiteSums(label, sums.device, fewest_keys)
     site.add_sums(sums, buffer.queries, buffer.keys)
     return site
