@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import InputError
-from attemper.sites.names import class_name, names_of
+from attemper.sites.names import class_name, is_wanted, is_within, names_of
 from attemper.sites.observation import HEAD_COUNTS, stated_heads
 from attemper.sites.sharded import is_dtensor, local_places
 from attemper.text import count
@@ -315,7 +315,7 @@ def linear_weights(model: nn.Module, which: str, sites: tuple[str, ...] | None) 
     Raises:
         InputError: there are none; or, unless all are asked for, the layout of an attention is not known.
     """
-    kept = {module: name for module, name in names_of(model).items() if sites is None or _below(name, sites)}
+    kept = {module: name for module, name in names_of(model).items() if is_wanted(name, sites)}
     parts = {module: list(those) for module in kept if (those := _parts(module)) is not None}
     if which != "all":
         _refuse_unknown(kept, parts)
@@ -415,9 +415,9 @@ def _attention_areas(kept: dict[nn.Module, str], parts: dict[nn.Module, list[Par
     tops = set()
     for module in parts:
         name = kept[module]
-        around = [other for other, above in kept.items() if _attends(other) and _below(name, (above,))]
+        around = [other for other, above in kept.items() if _attends(other) and is_within(name, above)]
         tops.add(kept[min(around, key=lambda other: len(kept[other]))] if around else name)
-    return [module for module, name in kept.items() if _below(name, tuple(tops))]
+    return [module for module, name in kept.items() if any(is_within(name, top) for top in tops)]
 
 
 def _refuse_unknown(kept: dict[nn.Module, str], parts: dict[nn.Module, list[Part]]) -> None:
@@ -425,7 +425,7 @@ def _refuse_unknown(kept: dict[nn.Module, str], parts: dict[nn.Module, list[Part
     for module, name in kept.items():
         if not _attends(module) or not any(_linear(inner) is not None for inner in module.modules()):
             continue
-        if not any(_below(name, (other,)) or _below(other, (name,)) for other in known):
+        if not any(is_within(name, other) or is_within(other, name) for other in known):
             projections_of(module)  # says what is known
     if not parts:
         raise InputError(
@@ -436,7 +436,3 @@ def _refuse_unknown(kept: dict[nn.Module, str], parts: dict[nn.Module, list[Part
 
 def _attends(module: nn.Module) -> bool:
     return "attention" in class_name(module).lower()
-
-
-def _below(name: str, sites: tuple[str, ...]) -> bool:
-    return any(not site or name == site or name.startswith(f"{site}.") for site in sites)

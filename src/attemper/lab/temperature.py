@@ -7,6 +7,7 @@ never negative, unless something that T does not divide (a position bias) is add
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -70,7 +71,12 @@ def temperature(*, seed: int = 0) -> Experiment:
             _layers(),
             _schedule(),
         ),
-        charts=(_entropy_chart(rows), _slope_chart(rows), _kernel_chart(query, key), _schedule_chart()),
+        charts=(
+            _curves("entropy over temperature", "entropy (nats)", rows, lambda y, T: entropy(y, temperature=T), 0),
+            _curves("slope of the entropy", "slope (nats per unit of T)", rows, entropy_slope, 1),
+            _kernel_chart(query, key),
+            _schedule_chart(),
+        ),
     )
 
 
@@ -280,30 +286,17 @@ def _schedule() -> Table:
     )
 
 
-def _entropy_chart(scores: Tensor) -> Chart:
+def _curves(title: str, shown: str, scores: Tensor, measure: Callable[[Tensor, float], Tensor], biased: int) -> Chart:
+    """A measure of rows over temperature; ``biased``: which number of ``biased_entropy`` it is."""
     tied = torch.tensor(TIED, dtype=torch.float64)
     return Chart(
-        "entropy over temperature",
+        title,
         Axis("temperature T (no unit)", "log"),
-        Axis("entropy (nats)"),
+        Axis(shown),
         (
-            Series(f"{KEYS} random keys", CURVE, tuple(float(entropy(scores, temperature=T).mean()) for T in CURVE)),
-            Series(f"{list(map(int, TIED))}", CURVE, tuple(float(entropy(tied, temperature=T)) for T in CURVE)),
-            Series("with a bias", CURVE, tuple(biased_entropy(T)[0] for T in CURVE)),
-        ),
-    )
-
-
-def _slope_chart(scores: Tensor) -> Chart:
-    tied = torch.tensor(TIED, dtype=torch.float64)
-    return Chart(
-        "slope of the entropy",
-        Axis("temperature T (no unit)", "log"),
-        Axis("slope (nats per unit of T)"),
-        (
-            Series(f"{KEYS} random keys", CURVE, tuple(float(entropy_slope(scores, T).mean()) for T in CURVE)),
-            Series(f"{list(map(int, TIED))}", CURVE, tuple(float(entropy_slope(tied, T)) for T in CURVE)),
-            Series("with a bias", CURVE, tuple(biased_entropy(T)[1] for T in CURVE)),
+            Series(f"{KEYS} random keys", CURVE, tuple(float(measure(scores, T).mean()) for T in CURVE)),
+            Series(f"{list(map(int, TIED))}", CURVE, tuple(float(measure(tied, T)) for T in CURVE)),
+            Series("with a bias", CURVE, tuple(biased_entropy(T)[biased] for T in CURVE)),
         ),
     )
 

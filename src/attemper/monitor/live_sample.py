@@ -25,7 +25,7 @@ from attemper.readings.part import changed_heads
 from attemper.readings.reading import Skipped
 from attemper.readings.sample import SiteKey, SiteLabel
 from attemper.sites.find import all_sites
-from attemper.sites.names import class_name, is_wanted, names_of, unwrap
+from attemper.sites.names import class_name, is_wanted, is_within, names_of, unwrap
 
 NO_SITE = "no module has this name, and no tap of this name ran"
 """Of a name that a watch was asked for. A tap has a name of its own, and is known once it runs."""
@@ -257,7 +257,7 @@ class LiveSample:
         found = {name: reason for name, reason in self.skipped.items() if name not in measured}
         for name, reason in self._refused.items():
             # What computes attention with code of its own may have been seen all the same, as torch functions.
-            if not any(not name or site == name or site.startswith(f"{name}.") for site in measured):
+            if not any(is_within(site, name) for site in measured):
                 found.setdefault(name or next(iter(self._names.values())), reason)
         seen = {*found, *measured}
         unknown = self._no_modules.items()

@@ -30,7 +30,7 @@ from attemper.rules.perturbation import (
 )
 from attemper.rules.token_batch import TokenBatch
 from attemper.sites.find import all_sites
-from attemper.sites.names import Names, unwrap
+from attemper.sites.names import Names, is_within, unwrap
 from attemper.text import count, first_of
 
 
@@ -286,5 +286,5 @@ class Session:
     def _place(self, site: str) -> int:
         """Where an attention, or what is around it, stands among the blocks, in the order in which they were done."""
         names, module = list(self.base.rows), site.partition("#")[0]
-        around = (place for place, name in enumerate(names) if name == module or module.startswith(f"{name}."))
+        around = (place for place, name in enumerate(names) if is_within(module, name))
         return names.index(site) if site in names else next(around, len(names))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from torch import nn
 
 from attemper.sites.find import entry_of, used_names
-from attemper.sites.names import Names, own_class
+from attemper.sites.names import Names, is_within, own_class
 
 UNREAD = "no softmax"
 """The kind of a module whose name says attention and in which no call was seen."""
@@ -91,7 +91,7 @@ class Mixers:
         attends = [name for module, name in own.items() if entry_of(module) is not None]
         self._kinds: dict[nn.Module, str] = {}
         for module, name in own.items():
-            if not any(_holds(name, other) or _holds(other, name) for other in attends):
+            if not any(is_within(other, name) or is_within(name, other) for other in attends):
                 kind = _kind_of(module)
                 if kind is not None:
                     self._kinds[module] = kind
@@ -110,9 +110,9 @@ class Mixers:
         self._kinds = {}
         for module in found:
             name = self._names[module]
-            if any(_holds(self._names[outer], name) for outer in self._kinds):
+            if any(is_within(name, self._names[outer]) for outer in self._kinds):
                 continue
-            inside = [kind for inner, kind in found.items() if _holds(name, self._names[inner])]
+            inside = [kind for inner, kind in found.items() if is_within(self._names[inner], name)]
             self._kinds[module] = min(inside, key=_KINDS.index)
 
     def unread(self, ran: Collection[nn.Module], called: Collection[str]) -> Mapping[str, str]:
@@ -124,10 +124,10 @@ class Mixers:
         """
         found = dict(self._kinds)
         mixers = [self._names[module] for module in found]
-        silent = {module: name for module, name in self._named.items() if not any(_holds(name, c) for c in called)}
+        silent = {module: name for module, name in self._named.items() if not any(is_within(c, name) for c in called)}
         for module, name in silent.items():
-            inner = any(other is not module and _holds(name, below) for other, below in silent.items())
-            if not inner and not any(_holds(mixer, name) or _holds(name, mixer) for mixer in mixers):
+            inner = any(other is not module and is_within(below, name) for other, below in silent.items())
+            if not inner and not any(is_within(name, mixer) or is_within(mixer, name) for mixer in mixers):
                 found[module] = UNREAD
         return {name: found[module] for module, name in self._names.items() if module in found and module in ran}
 
@@ -137,8 +137,3 @@ class Mixers:
         Args: as in ``unread``.
         """
         return not self._kinds and all(module in ran for module in self._named) and not self.unread(ran, called)
-
-
-def _holds(outer: str, inner: str) -> bool:
-    """Whether a module of one name is, or holds, that of the other."""
-    return not outer or inner == outer or inner.startswith(f"{outer}.")

@@ -125,6 +125,11 @@ def writable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def is_within(name: str, outer: str) -> bool:
+    """Whether a module is the one of the other name, or lies in it; the name of a whole model is empty."""
+    return not outer or name == outer or name.startswith(f"{outer}.")
+
+
 def is_wanted(name: str, wanted: SiteNames) -> bool:
     return wanted is None or any(name == w or name.startswith(f"{w}.") for w in wanted)
 
