@@ -178,9 +178,11 @@ _FIELDS: dict[str, Any] = {
     "float | None": (float, None),
     "bool": bool,
     "tuple[float, float]": Row(float, float),
+    "tuple[str, ...]": [str],
     "tuple[int, ...]": [COUNT],
     "tuple[int, ...] | None": ([COUNT], None),
     "tuple[float, ...] | None": ([float], None),
+    "Mapping[str, Any]": {str: object},
     "Mapping[str, str] | None": ({str: str}, None),
     "Mapping[str, float] | None": ({str: float}, None),
 }
@@ -192,6 +194,11 @@ def schema_of(record: type[Any], *others: str) -> dict[str, Any]:
     """What an object has of a dataclass: every field but ``others``. One with a default may be missing."""
     own = [part for part in fields(record) if part.name not in others]
     return {part.name if part.default is MISSING else f"{part.name}?": _FIELDS[str(part.type)] for part in own}
+
+
+def fields_of(record: Any, *others: str) -> dict[str, Any]:
+    """Name -> value of the fields that ``schema_of`` has of a record's class."""
+    return {part.name: getattr(record, part.name) for part in fields(record) if part.name not in others}
 
 
 def load_record(record: type[Record], document: Any, where: str, **given: Any) -> Record:

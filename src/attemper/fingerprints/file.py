@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.documents import COUNT, check_document, load_record, read_own, schema_of, write_own
+from attemper.documents import COUNT, check_document, fields_of, load_record, read_own, schema_of, write_own
 from attemper.errors import InputError
 from attemper.fingerprints.encoding import EXPONENT, pack, unpack, wide
 from attemper.fingerprints.site import (
@@ -48,8 +48,7 @@ and rows is stored once, and is made as large as the header says.
 """
 
 _ARRAYS = [one.name for one in fields(SiteFingerprint) if "ndarray" in str(one.type)]
-_FACTS = [one.name for one in fields(SiteFingerprint) if one.name not in _ARRAYS]
-"""Fields of a site that stand in the header."""
+"""Fields of a site that do not stand in the header."""
 _WHOLE = ("rows", "pair_keys")
 LATER = ("attended", "change", "grams")
 """Fields that files have from version 3 on."""
@@ -84,10 +83,10 @@ def save(
     told = []
     for number, site in enumerate(sites):
         arrays |= _pack_site(site, f"{number}.")
-        told.append({name: getattr(site, name) for name in _FACTS})
+        told.append(fields_of(site, *_ARRAYS))
     header = {**facts, "sites": told, "output": None}
     if output is not None:
-        header["output"] = {"name": output.name, "width": output.width}
+        header["output"] = fields_of(output, *_OUTPUT_SHAPES)
         for name in _OUTPUT_SHAPES:
             arrays |= pack(f"output.{name}", getattr(output, name), once=name != "rows")
     return write_own(path, FORMAT, VERSION, header, arrays)

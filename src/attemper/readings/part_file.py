@@ -12,7 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.documents import COUNT, LARGEST, Row, check_document, load_record, read_own, write_own
+from attemper.documents import (
+    COUNT,
+    LARGEST,
+    Row,
+    check_document,
+    fields_of,
+    load_record,
+    read_own,
+    schema_of,
+    write_own,
+)
 from attemper.errors import InputError
 from attemper.readings.part import Part, Segment, Shard, label_list, merge
 from attemper.readings.reading import Skipped
@@ -47,7 +57,7 @@ def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) 
     header = {
         "unfinished": unfinished,
         "columns": columns,
-        **{name: getattr(part, name) for name in _PLAIN},
+        **fields_of(part, *_OTHERS),
         "skipped": [asdict(skip) for skip in part.skipped],
         "dropped": [[*key, why] for key, why in part.dropped.items()],
         "segments": segments,
@@ -55,13 +65,8 @@ def save(part: Part, path: str | os.PathLike[str], *, unfinished: bool = False) 
     return write_own(path, FORMAT, VERSION, header, arrays)
 
 
-_PLAIN = (
-    *("model", "model_hash", "law", "limits", "backends", "computed_on"),
-    *("text", "date", "dtype", "revision", "versions"),
-)
-"""Fields of ``Part`` that stand in the header as they are."""
-
-
+_OTHERS = ("segments", "skipped", "dropped")
+"""Fields of ``Part`` that do not stand in the header as they are."""
 _SITE = {
     "label": {},
     "queries": COUNT,
@@ -70,15 +75,10 @@ _SITE = {
     "roles?": {str: [(float, None)]},
 }
 _HEADER: dict[str, Any] = {
-    **dict.fromkeys(("model", "model_hash"), str),
-    **dict.fromkeys(("text", "date", "dtype", "revision"), (str, None)),
-    "versions": ({str: str}, None),
+    **schema_of(Part, *_OTHERS),
     "law": {"fewest_keys": COUNT, "shards?": (COUNT, None)},
-    "limits": {str: object},
-    "backends": [str],
-    "computed_on": [str],
     "columns": [Row(str, COUNT)],
-    "skipped": [{"name": str, "reason": str}],
+    "skipped": [schema_of(Skipped)],
     "dropped": [Row(str, str, str, str)],
     "segments": [{"sites": [_SITE]}],
 }
@@ -190,12 +190,12 @@ def _part(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Part:
             _site(one, arrays[f"{number}.{place}"], order, fewest_keys) for place, one in enumerate(segment["sites"])
         ]
         segments.append(Segment(segment["shards"], {site.key: site for site in sites}))
-    plain: dict[str, Any] = {name: fields[name] for name in _PLAIN}
-    plain |= {name: tuple(fields[name]) for name in ("backends", "computed_on")}
-    return Part(
-        **plain,
+    return load_record(
+        Part,
+        fields,
+        "",
         segments=tuple(segments),
-        skipped=tuple(Skipped(one["name"], one["reason"]) for one in fields["skipped"]),
+        skipped=tuple(load_record(Skipped, one, "") for one in fields["skipped"]),
         dropped={(name, kind, mode): why for name, kind, mode, why in fields["dropped"]},
     )
 

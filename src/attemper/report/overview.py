@@ -227,7 +227,7 @@ def _changes(found: History, top: int) -> Iterator[Change]:
 
 
 def _numbers(values: np.ndarray) -> tuple[float | None, ...]:
-    return tuple(value if math.isfinite(value) else None for value in values.astype(float).tolist())
+    return tuple(map(number, values.tolist()))
 
 
 def _site(key: SiteKey) -> dict[str, str]:

@@ -6,9 +6,7 @@ are a stretch. A later stretch replaces, of all names, the steps from its first 
 
 from __future__ import annotations
 
-import math
 import sqlite3
-import struct
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -147,15 +145,9 @@ class OpenBlocks:
         return new
 
 
-_FLOAT32 = struct.Struct("<f")
-
-
 def as_float32(value: float) -> float:
     """A number as it is kept."""
-    try:
-        return _FLOAT32.unpack(_FLOAT32.pack(value))[0]
-    except OverflowError:
-        return math.copysign(math.inf, value)
+    return float(_series([0], [value]).values[0])
 
 
 def _series(steps: Sequence[int], values: Sequence[float]) -> Series:
