@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.call.attn_mask import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
-from attemper.call.normalizer import normalization, rowwise_of
+from attemper.call.normalizer import normalization
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.visible_keys import visible_keys
 from attemper.checks import refuse_nested
@@ -19,7 +19,6 @@ from attemper.errors import InputError
 from attemper.functional.attention import attention, dense_weights
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import ACTIONS, ADDED, FixedTemperature, Temperature, product_of
-from attemper.statistics import asked_names
 
 TemperatureArgument = Temperature | float | Tensor | None
 
@@ -56,7 +55,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> None:
         super().__init__(embed_dim, num_heads, *args, **kwargs)
         self.temperature = _module(temperature)
-        self.normalizer = _normalizer("MultiheadAttention", normalizer)
+        self.normalizer = normalizer
         # torch's TransformerEncoderLayer computes plain softmax from the weights of its attention, without a call of
         # ours, unless something has a hook.
         self.register_forward_pre_hook(_no_fast_path)
@@ -130,10 +129,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         if causal and k.shape[2] > key.shape[1]:
             # The keys that add_bias_kv and add_zero_attn append are seen by every query.
             joined, causal = _causal_before(joined, q, key.shape[1], k.shape[2]), False
-        given: dict[str, Any] = {"attn_mask": joined, "is_causal": causal, "normalizer": _normalizer_of(self)}
-        given["temperature"] = _temperature(self, q, k.shape[2], joined, causal, query)
-        heads, stats = _attend(self, q, k, v, given)
-        output = self.out_proj(heads.transpose(1, 2).flatten(2))
+        given = _arguments(self, q, k.shape[2], joined, causal, query)
+        output, stats = _attend(self, q, k, v, given)
         return output, dense_weights(q, k, **given) if need_weights else stats
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
@@ -211,7 +208,7 @@ class CrossAttention(nn.Module):
         self.v_proj = nn.Linear(context_dim or dim, size, bias=bias)
         self.out_proj = nn.Linear(size, dim, bias=bias)
         self.temperature = _module(temperature)
-        self.normalizer = _normalizer("CrossAttention", normalizer)
+        self.normalizer = normalizer
         self.stats = _names("CrossAttention", stats, normalizer)
 
     def forward(self, query: Tensor, context: Tensor, context_mask: Tensor | None = None) -> AttentionOutput:
@@ -241,10 +238,7 @@ class CrossAttention(nn.Module):
             mask = _check_marks("CrossAttention(context_mask=...)", mask, q, k.shape[2])
         elif mask is not None and mask.dim() == 2:
             mask = mask[:, None, None]
-        temperature = _temperature(self, q, k.shape[2], mask, False, query)
-        given = {"attn_mask": mask, "temperature": temperature, "normalizer": _normalizer_of(self)}
-        heads, stats = _attend(self, q, k, v, given)
-        return AttentionOutput(self.out_proj(heads.transpose(1, 2).flatten(2)), stats)
+        return AttentionOutput(*_attend(self, q, k, v, _arguments(self, q, k.shape[2], mask, False, query)))
 
 
 Layer = MultiheadAttention | CrossAttention
@@ -258,42 +252,37 @@ def _no_fast_path(*_: Any) -> None:
     """A hook that does nothing but be there."""
 
 
-def _normalizer_of(layer: Layer) -> str | Normalizer:
-    """The normalizer that the layer was given later, or its own."""
-    actions = getattr(layer, ACTIONS, None)
-    return (None if actions is None else actions.normalizer(layer)) or layer.normalizer
-
-
 def _names(where: str, stats: str | Iterable[str], normalizer: str | Normalizer) -> tuple[str, ...]:
-    """The statistics asked for, if the normalizer has them."""
-    return asked_names(where, stats, rowwise_of(normalizer))
+    """The statistics asked for, once it is known that this is a normalizer, and has them."""
+    return normalization(where, normalizer).statistics(where, stats)[0]
 
 
-def _normalizer(where: str, given: str | Normalizer) -> str | Normalizer:
-    """As it was given, once it is known to be one."""
-    normalization(where, given)
-    return given
-
-
-def _temperature(
+def _arguments(
     layer: Layer, query: Tensor, keys: int, mask: Tensor | None, causal: bool, hidden: Tensor
-) -> float | Tensor:
-    """The product of a layer's own temperature and of those that it was given later; 1 where it has none."""
+) -> dict[str, Any]:
+    """Mask, temperature and normalizer of a call of a layer: its own temperature times those that it was given later,
+    and the normalizer that it was given later, or its own.
+    """
     children = ((name, part) for name, part in layer.named_children() if isinstance(part, Temperature))
     own = [part for name, part in children if name == "temperature" or name.startswith(ADDED)]
     product = product_of(own, query, hidden, lambda: visible_keys(query, keys, mask, causal))
-    return 1.0 if product is None else product
+    actions = getattr(layer, ACTIONS, None)
+    normalizer = (None if actions is None else actions.normalizer(layer)) or layer.normalizer
+    temperature = 1.0 if product is None else product
+    return {"attn_mask": mask, "is_causal": causal, "normalizer": normalizer, "temperature": temperature}
 
 
 def _attend(
     layer: Layer, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]
 ) -> tuple[Tensor, AttentionStats | None]:
-    """The heads' outputs [B, H, Q, E] and the statistics, with what acts on this layer's attention."""
+    """The layer's output [B, Q, dim] and the statistics, with what acts on its attention."""
     dropout = layer.dropout if layer.training else 0.0
     actions = getattr(layer, ACTIONS, None)
     if actions is None:
-        return attention(q, k, v, dropout_p=dropout, stats=layer.stats, **given)
-    return actions.attend_layer(layer, q, k, v, dropout, given)
+        heads, stats = attention(q, k, v, dropout_p=dropout, stats=layer.stats, **given)
+    else:
+        heads, stats = actions.attend_layer(layer, q, k, v, dropout, given)
+    return layer.out_proj(heads.transpose(1, 2).flatten(2)), stats
 
 
 def _check_marks(where: str, bias: Tensor, query: Tensor, keys: int) -> Tensor:
