@@ -12,8 +12,8 @@ from torch import Tensor
 
 import attemper
 from attemper import InputError
-from attemper.call.result import BUCKETS, HISTOGRAM_BINS, CallFacts
-from attemper.statistics import NAMES, Column, state_columns
+from attemper.call.result import CallFacts
+from attemper.statistics import BINS, NAMES, Column, state_columns
 from attemper.types import AttentionStats
 from tests.support.calls import had
 
@@ -99,11 +99,11 @@ def test_where_counts_only_the_rows_it_is_given_and_changes_no_value():
 def test_the_histogram_counts_every_row_of_two_keys_or_more_once(backend: str):
     stats = measured(backend)
     counts = stats.histogram()
-    assert (counts.shape, counts.dtype) == ((H, HISTOGRAM_BINS), torch.int64)
-    want = np.zeros((H, HISTOGRAM_BINS), dtype=np.int64)
+    assert (counts.shape, counts.dtype) == ((H, BINS), torch.int64)
+    want = np.zeros((H, BINS), dtype=np.int64)
     for b, h, i in np.ndindex(B, H, Q):
         if stats.valid[b, h, i] and stats.visible_keys[b, h, i] > 1:
-            want[h, min(HISTOGRAM_BINS - 1, int(float(stats.normalized_entropy[b, h, i]) * HISTOGRAM_BINS))] += 1
+            want[h, min(BINS - 1, int(float(stats.normalized_entropy[b, h, i]) * BINS))] += 1
     assert np.array_equal(counts.numpy(), want)
     uniform = attemper.attention_statistics(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), backend=backend)
     assert uniform.histogram()[0, -1] == 4
@@ -112,11 +112,11 @@ def test_the_histogram_counts_every_row_of_two_keys_or_more_once(backend: str):
 def test_the_curve_by_visible_keys_sorts_rows_into_powers_of_two(backend: str):
     stats = measured(backend)
     curve = stats.by_visible_keys()
-    assert curve.first.tolist() == [2**i for i in range(BUCKETS)]
-    assert curve.last.tolist() == [2 ** (i + 1) - 1 for i in range(BUCKETS)]
+    assert curve.first.tolist() == [2**i for i in range(BINS)]
+    assert curve.last.tolist() == [2 ** (i + 1) - 1 for i in range(BINS)]
     assert set(curve.sums) == {"entropy", "normalized_entropy", "first_token_mass"}
-    rows = np.zeros((H, BUCKETS))
-    sums = {name: np.zeros((H, BUCKETS)) for name in curve.sums}
+    rows = np.zeros((H, BINS))
+    sums = {name: np.zeros((H, BINS)) for name in curve.sums}
     for b, h, i in np.ndindex(B, H, Q):
         n = int(stats.visible_keys[b, h, i])
         if not stats.valid[b, h, i]:

@@ -15,10 +15,7 @@ from attemper.call.normalizer import is_mergeable, is_plain, is_rowwise
 from attemper.call.request import Request
 from attemper.call.state import LazyState, State, detach
 from attemper.errors import InputError
-from attemper.statistics import NAMES, OF_SOFTMAX, STATISTICS, Column, Rows
-
-HISTOGRAM_BINS = 32
-BUCKETS = 32
+from attemper.statistics import BINS, NAMES, OF_SOFTMAX, STATISTICS, Column, Rows
 
 
 class HeadSummary(NamedTuple):
@@ -276,13 +273,8 @@ class AttentionStats:
         """[H, 32] int64: valid rows by normalised entropy, in 32 equal bins of [0, 1]. Adds up over parts."""
         heads = self.shape[1]
         rows = self.defined_rows("normalized_entropy")
-        bins = (
-            (self.normalized_entropy.detach() * HISTOGRAM_BINS)
-            .nan_to_num(0.0)
-            .to(torch.int64)
-            .clamp(0, HISTOGRAM_BINS - 1)
-        )
-        counts = torch.zeros((heads, HISTOGRAM_BINS), dtype=torch.int64, device=bins.device)
+        bins = (self.normalized_entropy.detach() * BINS).nan_to_num(0.0).to(torch.int64).clamp(0, BINS - 1)
+        counts = torch.zeros((heads, BINS), dtype=torch.int64, device=bins.device)
         return counts.scatter_add_(1, by_head(bins), by_head(rows.to(torch.int64)))
 
     def by_visible_keys(self) -> VisibleKeyCurve:
@@ -293,10 +285,10 @@ class AttentionStats:
         """
         device = _reduction_device(self._state[Column.VISIBLE_KEYS])
         n = by_head(self._state[Column.VISIBLE_KEYS].to(device, torch.int64))
-        bucket = (n.clamp(min=1).to(torch.float64).log2() + 1e-12).floor().to(torch.int64).clamp(max=BUCKETS - 1)
+        bucket = (n.clamp(min=1).to(torch.float64).log2() + 1e-12).floor().to(torch.int64).clamp(max=BINS - 1)
 
         def add(value: Tensor) -> Tensor:
-            return torch.zeros((n.shape[0], BUCKETS), dtype=torch.float64, device=device).scatter_add_(1, bucket, value)
+            return torch.zeros((n.shape[0], BINS), dtype=torch.float64, device=device).scatter_add_(1, bucket, value)
 
         sums = {}
         for name in ("entropy", "normalized_entropy", "first_token_mass"):
@@ -304,7 +296,7 @@ class AttentionStats:
                 rows = by_head(self.defined_rows(name).to(device))
                 value = by_head(self._values[name].detach().to(device, torch.float64))
                 sums[name] = add(torch.where(rows, value, 0.0))
-        edges = 2 ** torch.arange(BUCKETS + 1, dtype=torch.int64, device=device)
+        edges = 2 ** torch.arange(BINS + 1, dtype=torch.int64, device=device)
         return VisibleKeyCurve(edges[:-1], edges[1:] - 1, add(by_head(self.valid.to(device, torch.float64))), sums)
 
     def merge(self, other: AttentionStats) -> AttentionStats:
