@@ -157,7 +157,7 @@ class MergedSample(DeviceSample):
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> MergedSample:
         added, largest = tensors
-        return MergedSample(self.slots, self.period, self.backends, self.ranks, added, largest)
+        return replace(self, added=added, largest=largest)
 
     @property
     def loss(self) -> Tensor:

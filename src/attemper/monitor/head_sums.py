@@ -28,7 +28,6 @@ from attemper.readings.sums import (
     SiteTotals,
     fits_buckets,
     places,
-    site_reading,
     width,
 )
 from attemper.statistics import COLUMNS, COUNTED, STATISTIC_OF
@@ -155,7 +154,7 @@ class SiteSums:
 
     def reading(self) -> SiteReading:
         """Means over everything added so far. Waits for the device."""
-        return site_reading(self.label, self.queries, self.keys, self.sums.cpu().numpy(), self.fewest_keys)
+        return self.totals((0, 0)).reading(self.fewest_keys)
 
     def totals(self, order: tuple[int, int]) -> SiteTotals:
         """The same sums on the host, as a copy. Waits for the device."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attemper.readings.reading import HeadReading, SiteReading, VisibleKeyBucket, number
 from attemper.readings.sample import MOST_EXACT, SiteKey, SiteLabel
@@ -115,44 +115,37 @@ class SiteTotals:
 
     def reading(self, fewest_keys: int) -> SiteReading:
         """Means over all rows."""
-        found = site_reading(self.label, self.queries, self.keys, self.sums, fewest_keys)
-        if not self.roles:
-            return found
+        label, columns = self.label, places(fewest_keys)
+        plan = plan_of(tuple(STATISTIC_OF.values()), fewest_keys)
+        values = plan.values(self.sums, [(self.queries, self.keys, label.heads)], whole=True)
         scores = [dict(zip(self.roles, each, strict=True)) for each in zip(*self.roles.values(), strict=True)]
-        heads = (replace(head, roles=own) for head, own in zip(found.heads, scores, strict=True))
-        return replace(found, heads=tuple(heads))
-
-
-def site_reading(label: SiteLabel, queries: int, keys: int, sums: np.ndarray, fewest_keys: int) -> SiteReading:
-    """The reading of a site from its sums [heads, columns]."""
-    columns, plan = places(fewest_keys), plan_of(tuple(STATISTIC_OF.values()), fewest_keys)
-    values = plan.values(sums, [(queries, keys, label.heads)], whole=True)
-    heads = tuple(
-        _head(
-            head,
-            {name: own[place] for name, place in columns.items()},
-            dict(zip(plan.quantities, numbers, strict=True)),
-            label.layer,
-            fewest_keys,
+        heads = tuple(
+            _head(
+                {"head": head, "layer": label.layer, "roles": roles},
+                {name: own[place] for name, place in columns.items()},
+                dict(zip(plan.quantities, numbers, strict=True)),
+                fewest_keys,
+            )
+            for head, own, numbers, roles in zip(
+                label.head_numbers, self.sums.tolist(), values.T.tolist(), scores or [None] * label.heads, strict=True
+            )
         )
-        for head, own, numbers in zip(label.head_numbers, sums.tolist(), values.T.tolist(), strict=True)
-    )
-    return SiteReading(label.name, label.kind, label.mode, queries, keys, heads, label.normalizer, label.layer)
+        return SiteReading(
+            label.name, label.kind, label.mode, self.queries, self.keys, heads, label.normalizer, label.layer
+        )
 
 
 def _head(
-    head: int, sums: Mapping[str, Sequence[float]], numbers: Mapping[str, float], layer: int | None, fewest_keys: int
+    place: Mapping[str, Any], sums: Mapping[str, Sequence[float]], numbers: Mapping[str, float], fewest_keys: int
 ) -> HeadReading:
     errors = _standard_errors(sums)
     return HeadReading(
-        head=head,
+        **place,
         normalized_entropy_histogram=tuple(map(int, sums["histogram"])),
         by_visible_keys=tuple(_buckets(sums, fewest_keys)),
-        layer=layer,
         judged=numbers["judged_rows"] > 0,
         batches=None if errors is None else int(sums["batches"][0]),
         standard_errors=errors,
-        roles=None,
         **{name: int(numbers[name]) for name in COUNTS},
         **{name: number(numbers[name]) for name in SHOWN},
     )
