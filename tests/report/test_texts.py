@@ -31,7 +31,7 @@ from attemper.report.texts import (
     texts,
 )  # fmt: skip
 from attemper.sites import identity, names, softmax_by_hand
-from attemper.sites.package_arguments import TAP
+from attemper.sites.package_functions import TAP
 from attemper.store.run import UNSAMPLED
 from tests.report import readings
 

@@ -26,7 +26,7 @@ from attemper.monitor.hooks import set_for_now
 from attemper.monitor.model_state import ModelState, ObstacleError, random_numbers
 from attemper.sites.actions import without_listeners
 from attemper.sites.entry_points import reading
-from attemper.sites.names import ORIGINAL, Wrapper, compiled_call, is_compiled, missing_door, wrapper_kind
+from attemper.sites.names import ORIGINAL, compiled_call, is_compiled, missing_door, unwrap, wrapper_kind
 from attemper.sites.observation import in_shadow, observing
 from attemper.sites.padding import tracking
 from attemper.sites.tap_buffers import has_graphs
@@ -38,13 +38,7 @@ Taps = list[nn.Module]
 
 def original_of(model: nn.Module) -> nn.Module:
     """The module that runs eagerly in place of ``model``: without compiled and data-parallel wrappers around it."""
-    while True:
-        if isinstance(model, (Wrapper, nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        elif (inner := model._modules.get("_orig_mod")) is not None:
-            model = inner
-        else:
-            return model
+    return unwrap(model, ("_orig_mod",))
 
 
 class Shadow:

@@ -46,9 +46,9 @@ _HOLDERS = (Wrapper, nn.DataParallel, nn.parallel.DistributedDataParallel)
 """Wrappers with an attribute ``module``, which in any other class could be a name of the user's own."""
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """The user's own model inside all wrappers around it."""
-    while (name := _wrapped_name(module)) is not None:
+def unwrap(module: nn.Module, attributes: tuple[str, ...] = _ATTRIBUTES) -> nn.Module:
+    """The user's own model inside all wrappers around it; of those that are told by ``attributes``, inside of these."""
+    while (name := _wrapped_name(module, attributes)) is not None:
         module = getattr(module, name)
     return module
 
@@ -76,10 +76,10 @@ def own_class(module: nn.Module) -> type[nn.Module]:
     return kind
 
 
-def _wrapped_name(module: nn.Module) -> str | None:
+def _wrapped_name(module: nn.Module, attributes: tuple[str, ...] = _ATTRIBUTES) -> str | None:
     if isinstance(module, _HOLDERS):
         return "module"
-    for name in _ATTRIBUTES:
+    for name in attributes:
         if name in module._modules:
             return name
     return None
