@@ -16,7 +16,8 @@ import torch
 
 from attemper.errors import InputError, MissingExtraError
 from attemper.monitor.pattern import Pattern
-from attemper.results.pattern import MISSING, MOST_CELLS, VIRIDIS
+from attemper.report.notebook import MISSING, VIRIDIS
+from attemper.results.pattern import MOST_CELLS
 
 WEIGHTS = torch.tensor([[1.0, 0.0, 0.0], [0.25, 0.75, 0.0]])
 

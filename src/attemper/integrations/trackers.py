@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attemper.errors import InputError
-from attemper.report.notebook import VIRIDIS
+from attemper.report.notebook import colours
 from attemper.results.scan import Scan
 from attemper.statistics import SHOWN
 
@@ -98,8 +98,6 @@ WITH_IMAGES = ("wandb", "trackio", "swanlab")
 """Packages whose ``log`` takes an object of their class ``Image`` as a value."""
 WRAPPED = ("experiment", "tracker")
 """Where a Lightning logger and a tracker of accelerate keep what they log to."""
-MISSING = (160, 160, 160)
-"""Heads that are not there, or have no number."""
 LARGEST_CELL, WIDEST = 16, 512
 """Pixels of a head at most, and of a picture where heads have more than 4."""
 
@@ -141,13 +139,8 @@ def grid(scan: Scan, statistic: str) -> np.ndarray:
 
 def pixels(shares: np.ndarray) -> np.ndarray:
     """[rows, columns] from 0 to 1 as a picture, bytes; a square of some pixels for each."""
-    scale = np.array(VIRIDIS, dtype=float)
-    place = np.nan_to_num(shares) * (len(VIRIDIS) - 1)
-    low = np.minimum(place.astype(int), len(VIRIDIS) - 2)
-    colours = scale[low] + (scale[low + 1] - scale[low]) * (place - low)[..., None]
-    colours[~np.isfinite(shares)] = MISSING
     cell = max(4, min(LARGEST_CELL, WIDEST // max(1, *shares.shape)))
-    return np.ascontiguousarray(colours.round().astype(np.uint8).repeat(cell, 0).repeat(cell, 1))
+    return np.ascontiguousarray(colours(shares).repeat(cell, 0).repeat(cell, 1))
 
 
 def table(scan: Scan, statistics: Iterable[str]) -> Table:

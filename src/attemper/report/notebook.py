@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attemper.readings.alarms import by_kind, with_course
 from attemper.readings.labels import by_reason
@@ -15,6 +15,9 @@ from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, heads_of_roles, over_heads, size_of, stacks
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, STATISTIC_OF
 from attemper.text import clean, count, cut
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MOST_LINES = 48
 """Layers of a stack, or heads of a comparison, that are shown; the rest are counted."""
@@ -28,6 +31,8 @@ VIRIDIS = (
     (210, 226, 27), (253, 231, 37),
 )  # fmt: skip
 """Dark is little weight, light is much; readable without colour vision, since lightness rises throughout."""
+MISSING = (160, 160, 160)
+"""Of what has no number, or is not there."""
 
 _PLAIN = "border:0;padding:1px 8px 1px 0;text-align:right;font-weight:400;background:transparent"
 _LEFT = _PLAIN.replace("right", "left")
@@ -197,6 +202,16 @@ def _change(head: Any, name: str) -> str:
 def viridis(share: float) -> tuple[int, int, int]:
     """The colour of a value from 0 to 1; the nearest of ``VIRIDIS``."""
     return VIRIDIS[round(min(max(share, 0.0), 1.0) * (len(VIRIDIS) - 1))]
+
+
+def colours(shares: np.ndarray) -> np.ndarray:
+    """[..., 3] bytes: colours of values from 0 to 1, between those of ``VIRIDIS``; ``MISSING`` where there is none."""
+    import numpy as np
+
+    scale, place = np.array(VIRIDIS, dtype=float), np.nan_to_num(shares).clip(0.0, 1.0) * (len(VIRIDIS) - 1)
+    low = np.minimum(place.astype(int), len(VIRIDIS) - 2)
+    mixed = scale[low] + (scale[low + 1] - scale[low]) * (place - low)[..., None]
+    return np.where(np.isfinite(shares)[..., None], mixed, MISSING).round().astype(np.uint8)
 
 
 def ink_on(colour: tuple[int, int, int]) -> str:

@@ -12,12 +12,12 @@ from attemper.readings.alarms import SEVERITIES, by_kind, level_of, with_course,
 from attemper.readings.labels import by_reason
 from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, heads_of_roles, over_heads, size_of, stacks
+from attemper.report.notebook import VIRIDIS
 from attemper.report.texts import few_rows, say
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
 from attemper.text import clean, count, plain_table
 
-_VIRIDIS = ("#440154", "#472f7d", "#39568c", "#2a788e", "#1f988b", "#35b779", "#7ad151", "#d2e21b")
-"""Dark is sharp, light is diffuse; readable without colour vision because lightness rises throughout."""
+_COLOURS = ["#{:02x}{:02x}{:02x}".format(*colour) for colour in VIRIDIS[::2]]
 STYLES = dict(zip(SEVERITIES, ("cyan", "yellow", "bold red"), strict=True))
 MOST_HEADS = 8
 """Heads of a role that are named."""
@@ -75,7 +75,7 @@ def _cell(head: HeadReading) -> tuple[str, str]:
         return "NaN", "bold white on red"
     if value is None:
         return "  -", "dim"
-    colour = _VIRIDIS[min(int(value * len(_VIRIDIS)), len(_VIRIDIS) - 1)]
+    colour = _COLOURS[min(int(value * len(_COLOURS)), len(_COLOURS) - 1)]
     return f"{value * 100:3.0f}", f"{'black' if value > 0.5 else 'white'} on {colour}"
 
 

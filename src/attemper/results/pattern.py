@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from attemper.errors import InputError, needs
 from attemper.files import check_target, write_whole
 from attemper.readings.labels import layer_of
 from attemper.readings.reading import Skipped
-from attemper.report.notebook import VIRIDIS
+from attemper.report.notebook import colours
 from attemper.text import clean, count, cut, token_text
 
 MOST_CELLS = 48
@@ -29,9 +30,6 @@ MOST_CELLS = 48
 MOST_LABELS = 80
 """Labels on an axis of a picture; of more, every so many-th is shown."""
 LONGEST_LABEL = 24
-
-MISSING = (160, 160, 160)
-"""Weights that are no number."""
 MOST_PIXELS = 32
 """Pixels of a map on each side, in a picture of many; of the weights that share one, the largest is drawn."""
 _SMALL = "font-size:12px;color:inherit;opacity:0.75"
@@ -283,15 +281,9 @@ def _largest(weights: Tensor) -> float:
     return float(known.max()) if known.numel() else 0.0
 
 
-def _colours(weights: Tensor) -> Tensor:
-    """[Q, K, 3] bytes: viridis from 0 to the largest weight, grey where there is no number."""
-    scale = torch.tensor(VIRIDIS, dtype=torch.float64)
-    share = weights.double() / (_largest(weights) or 1.0)
-    place = share.nan_to_num(0.0).clamp(0, 1) * (len(VIRIDIS) - 1)
-    low = place.long().clamp(max=len(VIRIDIS) - 2)
-    mixed = torch.lerp(scale[low], scale[low + 1], (place - low)[..., None])
-    missing = torch.tensor(MISSING, dtype=torch.float64)
-    return torch.where(torch.isfinite(share)[..., None], mixed, missing).round().to(torch.uint8)
+def _colours(weights: Tensor) -> np.ndarray:
+    """[Q, K, 3] bytes, from 0 to the largest weight."""
+    return colours((weights.double() / (_largest(weights) or 1.0)).numpy())
 
 
 def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> str:
@@ -320,9 +312,9 @@ def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> 
     )
 
 
-def _image(colours: Tensor, title: str) -> str:
-    data = base64.b64encode(_png(colours)).decode("ascii")
-    tall, wide, _ = colours.shape
+def _image(pixels: np.ndarray, title: str) -> str:
+    data = base64.b64encode(_png(pixels)).decode("ascii")
+    tall, wide, _ = pixels.shape
     factor = max(1.0, min(640 / wide, 640 / tall))
     size = f"width:{round(wide * factor)}px;height:{round(tall * factor)}px"
     return (
@@ -331,13 +323,13 @@ def _image(colours: Tensor, title: str) -> str:
     )
 
 
-def _png(pixels: Tensor) -> bytes:
+def _png(pixels: np.ndarray) -> bytes:
     """[rows, columns, 3] bytes as a PNG."""
     tall, wide = pixels.shape[:2]
     # Each row begins with the number of its filter, 0 for none.
-    lines = torch.cat([pixels.new_zeros(tall, 1), pixels.reshape(tall, 3 * wide)], 1)
+    lines = np.insert(pixels.reshape(tall, 3 * wide), 0, 0, axis=1)
     header = struct.pack(">IIBBBBB", wide, tall, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.contiguous().numpy().tobytes(), 9)), (b"IEND", b""))
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
     )
