@@ -183,14 +183,14 @@ def test_a_run_that_is_deleted_is_told_and_its_last_page_stays(server: LiveServe
 
 
 def test_what_cannot_be_drawn_yet_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Empty:
+    class Empty(RunSource):
         def look(self) -> Look:
             return Look(0, None, live=True)
 
         def page(self, look: Look) -> str:
             raise InputError("the run <b>a</b> has no sample yet.")
 
-    server = LiveServer(Empty())
+    server = LiveServer(Empty("a"))
     shown = server.page()
     server.server_close()
     assert "<p>the run &lt;b&gt;a&lt;/b&gt; has no sample yet.</p>" in shown

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 from attemper.errors import InputError
 from attemper.report.page import message_page
@@ -48,17 +48,10 @@ class Look:
     """Why the run cannot be read any more; None if it can."""
 
 
-class Source(Protocol):
-    """What is served. Both raise InputError or OSError if it cannot be read."""
-
-    def look(self) -> Look: ...
-    def page(self, look: Look) -> str:
-        """The page with the script that refreshes it, and in it how the run looked when it was drawn."""
-        ...
-
-
 class RunSource:
-    """A stored run, opened anew for each answer: a run that is deleted and made again is the new one."""
+    """A stored run, opened anew for each answer: a run that is deleted and made again is the new one. InputError or
+    OSError: it cannot be read.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -69,6 +62,7 @@ class RunSource:
             return Look(len(steps), int(steps[-1]) if len(steps) else None, run.live)
 
     def page(self, look: Look) -> str:
+        """The page with the script that refreshes it, and in it how the run looked when it was drawn."""
         with self._run() as run:
             return run_page(run, look=asdict(look))
 
@@ -92,7 +86,7 @@ class LiveServer(ThreadingHTTPServer):
     request_queue_size = 64
     allow_reuse_address = sys.platform != "win32"  # there it would let two servers have one port
 
-    def __init__(self, source: Source, *, port: int = 0) -> None:
+    def __init__(self, source: RunSource, *, port: int = 0) -> None:
         self.token = secrets.token_urlsafe(24)
         self._source, self._lock, self._drawing = source, Lock(), Lock()
         self._looked, self._look = -LOOK_SECONDS, Look(0, None, live=True)

@@ -6,7 +6,6 @@ import base64
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,25 +30,13 @@ _SIZES = (
 _SCRIPTS = ("document", "texts", "colour_scale", "theme", "sheet", "lines", "grid")
 
 
-@dataclass(frozen=True)
-class SiteMaps:
-    """The heads of a site on a text."""
-
-    name: str
-    kind: str
-    layer: int | None
-    tokens: tuple[str, ...]
-    key_tokens: tuple[str, ...]
-    padding: tuple[int, int]
-    heads: tuple[tuple[int, str | None], ...]
-    """Number and role of each."""
-    levels: Any
-    """[H, Q, K] uint8: the root of a weight in ``FINEST`` steps, or ``NO_NUMBER``."""
+Maps = tuple[Sequence[Any], np.ndarray]
+"""The heads of a site, as :func:`attemper.pattern` gives them, and their weights [H, Q, K] uint8; see ``_levels``."""
 
 
-def patterns_page(name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skipped] = ()) -> str:
-    """The page of the heads of these sites. The same heads give the same page, to the byte."""
-    whole = ""
+def patterns_page(name: str, heads: Iterable[Sequence[Any]], skipped: Iterable[Skipped] = ()) -> str:
+    """The page of the heads of each site. The same heads give the same page, to the byte."""
+    sites, whole = [(own, _levels(own)) for own in heads], ""
     for tokens, steps in _SIZES:
         whole = _render(name, sites, skipped, tokens, steps)
         if len(whole.encode("utf-8")) <= LARGEST_BYTES:
@@ -57,9 +44,15 @@ def patterns_page(name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skippe
     return whole
 
 
-def _render(name: str, sites: Sequence[SiteMaps], skipped: Iterable[Skipped], tokens: int, steps: int) -> str:
-    roles = Counter(role for site in sites for _, role in site.heads)
-    queries, keys = (max((site.levels.shape[axis] for site in sites), default=0) for axis in (1, 2))
+def _levels(own: Sequence[Any]) -> np.ndarray:
+    """The root of each weight in ``FINEST`` steps, so that small ones keep their digits, or ``NO_NUMBER``."""
+    weights = np.stack([one.weights.numpy() for one in own])
+    return np.where(np.isfinite(weights), np.rint(np.sqrt(weights.clip(0, 1)) * FINEST), NO_NUMBER).astype(np.uint8)
+
+
+def _render(name: str, sites: Sequence[Maps], skipped: Iterable[Skipped], tokens: int, steps: int) -> str:
+    roles = Counter(one.role for own, _ in sites for one in own)
+    queries, keys = (max((levels.shape[axis] for _, levels in sites), default=0) for axis in (1, 2))
     heads, shown = roles.total(), [min(size, tokens) for size in (queries, keys)]
     cropped = message("grid.cropped", queries=queries, keys=keys, shown=tokens) if max(queries, keys) > tokens else None
     return page_of(
@@ -84,26 +77,27 @@ def _error(steps: int) -> float:
     return round(1 - (1 - 0.5 / steps) ** 2, 3)
 
 
-def _stacks(sites: Sequence[SiteMaps], tokens: int, steps: int) -> list[dict[str, Any]]:
+def _stacks(sites: Sequence[Maps], tokens: int, steps: int) -> list[dict[str, Any]]:
     """Sites whose names differ in numbers alone, together."""
-    found: dict[tuple[str, str], list[SiteMaps]] = {}
-    for site in sites:
-        found.setdefault((pattern_of(site.name), site.kind), []).append(site)
+    found: dict[tuple[str, str], list[Maps]] = {}
+    for own, levels in sites:
+        found.setdefault((pattern_of(own[0].site), own[0].kind), []).append((own, levels))
     return [
-        {"name": clean(name), "kind": kind, "sites": [_site(site, tokens, steps) for site in own]}
-        for (name, kind), own in found.items()
+        {"name": clean(name), "kind": kind, "sites": [_site(*one, tokens, steps) for one in alike]}
+        for (name, kind), alike in found.items()
     ]
 
 
-def _site(site: SiteMaps, tokens: int, steps: int) -> dict[str, Any]:
+def _site(heads: Sequence[Any], levels: np.ndarray, tokens: int, steps: int) -> dict[str, Any]:
+    site = heads[0]
     own, keys = ([short_token(token) for token in names[:tokens]] for names in (site.tokens, site.key_tokens))
-    levels = site.levels[:, :tokens, :tokens]
+    levels = levels[:, :tokens, :tokens]
     if steps != FINEST:
         levels = np.where(levels == NO_NUMBER, NO_NUMBER, np.rint(levels * (steps / FINEST))).astype(np.uint8)
     return {
-        "name": clean(site.name),
-        "label": label_of(site.name) if site.layer is None else str(site.layer),
-        "heads": [[head, ROLE_OF[role].key if role in ROLE_OF else None] for head, role in site.heads],
+        "name": clean(site.site),
+        "label": label_of(site.site) if site.layer is None else str(site.layer),
+        "heads": [[one.head, ROLE_OF[one.role].key if one.role in ROLE_OF else None] for one in heads],
         "tokens": own,
         "keys": None if keys == own else keys,
         "padding": list(site.padding),

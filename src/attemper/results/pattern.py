@@ -133,17 +133,9 @@ class Patterns(Sequence[Pattern]):
         Raises:
             InputError: no file can be written there.
         """
-        from attemper.report.patterns import SiteMaps, patterns_page
+        from attemper.report.patterns import patterns_page
 
-        sites = [
-            SiteMaps(
-                *(own[0].site, own[0].kind, own[0].layer, own[0].tokens, own[0].key_tokens, own[0].padding),
-                heads=tuple((one.head, one.role) for one in own),
-                levels=torch.stack([_levels(one.weights) for one in own]).numpy(),
-            )
-            for own in self._sites()
-        ]
-        return write_whole(path, patterns_page(self.name, sites, self.skipped))
+        return write_whole(path, patterns_page(self.name, self._sites(), self.skipped))
 
     def to_png(self, path: str | os.PathLike[str]) -> Path:
         """Draws a small map of every head into ``path``, whole or not at all: a row is a layer, a column a head.
@@ -174,12 +166,6 @@ def _write_picture(path: str | os.PathLike[str], drawn: Callable[[], bytes]) -> 
     """Draws only where the file can be written."""
     check_target(path, "picture")
     return write_whole(path, drawn(), "picture")
-
-
-def _levels(weights: Tensor) -> Tensor:
-    """[Q, K] bytes: the root of a weight in 254ths, so that small ones keep their digits; 255 for no number."""
-    steps = (weights.clamp(0, 1).sqrt() * 254).round()
-    return torch.where(torch.isfinite(weights), steps, 255).to(torch.uint8)
 
 
 def _mosaic(sites: list[list[Pattern]]) -> Tensor:
