@@ -133,6 +133,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def decimals(value: float | None, places: int) -> str:
+    """So many digits behind the point; a hyphen where there is no number."""
+    return "-" if value is None else f"{value:.{places}f}"
+
+
 BARS = "▁▂▃▄▅▆▇█"
 
 

@@ -18,7 +18,7 @@ import typer
 from attemper.cli.output import INTERRUPTED, check_files, failure, open_console, print_json, say
 from attemper.errors import InputError
 from attemper.readings.stacks import over_heads
-from attemper.text import clean, clean_name, count, sparkline
+from attemper.text import clean, clean_name, count, decimals, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -192,8 +192,8 @@ class Lines:
         scan = progress.scan
         if scan is None or (progress.step % self._every and progress.step < self._steps - 1):
             return
-        entropies = " ".join(_two_digits(over_heads(site.heads, "normalized_entropy")) for site in scan.sites)
-        logits = " ".join(_whole(over_heads(site.heads, "max_logit")) for site in scan.sites)
+        entropies = " ".join(decimals(over_heads(site.heads, "normalized_entropy"), 2) for site in scan.sites)
+        logits = " ".join(decimals(over_heads(site.heads, "max_logit"), 0) for site in scan.sites)
         say(
             f"step {progress.step} of {self._steps}: loss {progress.loss:.3f}; by layer: entropy {entropies}, "
             f"largest logit {logits}"
@@ -234,21 +234,13 @@ class Curves:
         for name, values in self._entropies.items():
             logits = self._logits[name]
             bars = sparkline(values, COLUMNS, low=0.0, high=1.0), sparkline([*map(_log, logits)], COLUMNS)
-            grid.add_row(clean(name), bars[0], _two_digits(values[-1]), bars[1], _whole(logits[-1]))
+            grid.add_row(clean(name), bars[0], decimals(values[-1], 2), bars[1], decimals(logits[-1], 0))
         loss = f"loss  {sparkline(self._losses, 2 * COLUMNS)}  {progress.loss:.3f} nats a byte"
         notes = [*self._notes[:FIRST], *self._notes[FIRST:][-LATEST:]]
         if (left_out := len(self._notes) - len(notes)) > 0:
             notes.insert(FIRST, f"... {count(left_out, 'line')} ...")
         lines = [Text(line, style="bold", no_wrap=True, overflow="ellipsis") for line in notes]
         return Group(Text(head), Text(loss), grid, *lines)
-
-
-def _two_digits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _whole(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
 
 
 def _log(value: float | None) -> float | None:

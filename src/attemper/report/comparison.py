@@ -11,7 +11,7 @@ from attemper.readings.labels import pattern_of
 from attemper.report.document import Quantity, mode_of, number_said, quantity
 from attemper.report.page import page_of
 from attemper.report.picture import Weights, paired_pictures, pairs
-from attemper.report.texts import Clauses, Date, Message, Names, Within, message, page_texts
+from attemper.report.texts import Clauses, Date, Message, Names, Within, message, page_texts, place_said
 from attemper.statistics import SHOWN
 from attemper.text import clean, cut, number
 
@@ -258,7 +258,7 @@ def _both_said(key: str, before: float | None, after: float | None) -> dict[str,
 
 def _place(head: Any) -> Message:
     """Of a head that is compared, or drawn."""
-    return message("head.named", site=cut(clean(head.site), 200), head=head.head)
+    return place_said(head.site, head.head, 200)
 
 
 def _column(key: str, heads: Sequence[Any]) -> Column:

@@ -23,12 +23,12 @@ from attemper.readings.history import mean
 from attemper.readings.reading import Alarm, Reading, number
 from attemper.readings.sample import SiteKey
 from attemper.report.document import number_said, quantity
-from attemper.report.texts import Message, message
+from attemper.report.texts import Message, message, place_said
 from attemper.statistics import SHOWN
 from attemper.store.ranks import columns
 from attemper.store.run import StoredRun
 from attemper.store.scalars import Columns, scalar_columns
-from attemper.text import clean, cut, round_digits
+from attemper.text import round_digits
 
 Array = np.ndarray
 MOST_COLUMNS = 300
@@ -301,10 +301,10 @@ def courses_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Any], name: st
     pairs = []
     for head, both in found:
         before, after = (number_said(name, value) for value in head.pairs[name])
-        place = message("head.named", site=cut(clean(head.site), 80), head=head.head)
         labels = message("compared.before", value=before), message("compared.after", value=after)
         lines = [(_line(*course, low, high), label) for course, label in zip(both, labels, strict=True)]
-        pairs.append((place, message("compared.change", before=before, after=after), lines))
+        change = message("compared.change", before=before, after=after)
+        pairs.append((place_said(head.site, head.head, 80), change, lines))
     ends = {"low": number_said(name, float(low)), "high": number_said(name, float(high))}
     return PairedCourses(
         quantity(name).title, message("compared.courses_help", before=spans[0], after=spans[1], **ends), tuple(pairs)

@@ -21,6 +21,7 @@ from attemper.report.texts import (
     message,
     own_name,
     place_of_alarm,
+    place_said,
     severity_title,
 )
 from attemper.text import clean, cut, number
@@ -136,8 +137,7 @@ def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Plac
 
 def _place(site: int | None, head: int | None, name: str, labels: dict[int, str]) -> Place:
     label = cut(clean(name), 24) if site is None or site not in labels else labels[site]
-    place = cut(clean(name), 300)
-    title = message("head.site", site=place) if head is None else message("head.named", site=place, head=head)
+    title = place_said(name, head)
     if head is not None:
         return Place(site, head, f"{label} · {head}", title)
     return Place(site, head, label if label == cut(clean(name), 24) else message("head.layer", label=label), title)

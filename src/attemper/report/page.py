@@ -26,8 +26,10 @@ from attemper.text import clean, cut, script_json
 
 LARGEST_BYTES = 2_000_000
 """A page that would be larger leaves something out, and says so."""
-_LEVELS = ((True, ("csv", "json")), (True, ("csv",)), (False, ("csv",)), (False, ()))
-"""Whether histograms and curves are in it, and which files it can save; the first that is small enough is taken."""
+_LEVELS = ((1, True, ("csv", "json")), (3, True, ("csv",)), (3, False, ("csv",)), (3, False, ()))
+"""Which part of the most pictures is in it, whether histograms and curves are, and which files it can save; the first
+that is small enough is taken.
+"""
 
 _HERE = Path(__file__).parent
 _SCRIPTS = (
@@ -68,11 +70,17 @@ def scan_page(reading: Reading, patterns: Sequence[Weights] = ()) -> str:
         ValueError: a number of the reading is NaN or infinite; a missing number is None.
     """
     files = {kind: archive(reading, kind) for kind in ("csv", "json")}
-    whole = ""
     drawn = pictures(reading, patterns)
-    for place, (details, kinds) in enumerate(_LEVELS):
-        shown = drawn if place == 0 else drawn[: MOST_PICTURES // 3]
-        whole = _render(reading, shown, details=details, files={kind: files[kind] for kind in kinds})
+    return first_that_fits(
+        _render(reading, drawn[: MOST_PICTURES // part], details=details, files={kind: files[kind] for kind in kinds})
+        for part, details, kinds in _LEVELS
+    )
+
+
+def first_that_fits(pages: Iterable[str]) -> str:
+    """The first page that is small enough; the last if none is."""
+    whole = ""
+    for whole in pages:
         if len(whole.encode("utf-8")) <= LARGEST_BYTES:
             break
     return whole

@@ -14,8 +14,8 @@ from attemper.readings.labels import by_reason, label_of, pattern_of
 from attemper.readings.reading import Skipped
 from attemper.readings.roles import ROLE_OF, ROLES
 from attemper.report import texts
-from attemper.report.page import LARGEST_BYTES, page_of
-from attemper.report.picture import short_token
+from attemper.report.page import first_that_fits, page_of
+from attemper.report.picture import tokens_of
 from attemper.report.texts import message, page_texts
 from attemper.text import clean
 
@@ -36,12 +36,8 @@ Maps = tuple[Sequence[Any], np.ndarray]
 
 def patterns_page(name: str, heads: Iterable[Sequence[Any]], skipped: Iterable[Skipped] = ()) -> str:
     """The page of the heads of each site. The same heads give the same page, to the byte."""
-    sites, whole = [(own, _levels(own)) for own in heads], ""
-    for tokens, steps in _SIZES:
-        whole = _render(name, sites, skipped, tokens, steps)
-        if len(whole.encode("utf-8")) <= LARGEST_BYTES:
-            break
-    return whole
+    sites = [(own, _levels(own)) for own in heads]
+    return first_that_fits(_render(name, sites, skipped, *size) for size in _SIZES)
 
 
 def _levels(own: Sequence[Any]) -> np.ndarray:
@@ -90,7 +86,6 @@ def _stacks(sites: Sequence[Maps], tokens: int, steps: int) -> list[dict[str, An
 
 def _site(heads: Sequence[Any], levels: np.ndarray, tokens: int, steps: int) -> dict[str, Any]:
     site = heads[0]
-    own, keys = ([short_token(token) for token in names[:tokens]] for names in (site.tokens, site.key_tokens))
     levels = levels[:, :tokens, :tokens]
     if steps != FINEST:
         levels = np.where(levels == NO_NUMBER, NO_NUMBER, np.rint(levels * (steps / FINEST))).astype(np.uint8)
@@ -98,8 +93,7 @@ def _site(heads: Sequence[Any], levels: np.ndarray, tokens: int, steps: int) -> 
         "name": clean(site.site),
         "label": label_of(site.site) if site.layer is None else str(site.layer),
         "heads": [[one.head, ROLE_OF[one.role].key if one.role in ROLE_OF else None] for one in heads],
-        "tokens": own,
-        "keys": None if keys == own else keys,
+        **tokens_of(site, tokens),
         "padding": list(site.padding),
         "packed": base64.b64encode(zlib.compress(levels.tobytes())).decode("ascii"),
     }

@@ -63,14 +63,14 @@ def paired_pictures(both: Sequence[tuple[Weights, Weights]]) -> list[list[dict[s
 def _picture(one: Weights) -> dict[str, Any]:
     rows = [row[:MOST_TOKENS] for row in one.weights.tolist()[:MOST_TOKENS]]
     steps = array("H", (round(min(max(weight, 0.0), 1.0) * STEPS) for row in rows for weight in row))
-    own, keys = ([short_token(token) for token in tokens[:MOST_TOKENS]] for tokens in (one.tokens, one.key_tokens))
     packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode("ascii")
-    return {"tokens": own, "keys": None if keys == own else keys, "packed": packed}
+    return {**tokens_of(one, MOST_TOKENS), "packed": packed}
 
 
-def short_token(token: str) -> str:
-    """A token as a page draws it."""
-    return cut(token_text(token), 24)
+def tokens_of(one: Weights, most: int) -> dict[str, Any]:
+    """The first tokens as a page draws them; ``keys`` are None where they are those of the queries."""
+    own, keys = ([cut(token_text(token), 24) for token in names[:most]] for names in (one.tokens, one.key_tokens))
+    return {"tokens": own, "keys": None if keys == own else keys}
 
 
 def interesting_heads(reading: Reading) -> list[tuple[str, int]]:

@@ -14,8 +14,8 @@ from attemper.readings.reading import Alarm, HeadReading, Reading
 from attemper.readings.stacks import Stack, heads_of_roles, over_heads, size_of, stacks
 from attemper.report.notebook import VIRIDIS
 from attemper.report.texts import few_rows, say
-from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, count, plain_table
+from attemper.statistics import SHOWN, SHOWN_BY_NAME
+from attemper.text import clean, count, decimals, plain_table
 
 _COLOURS = ["#{:02x}{:02x}{:02x}".format(*colour) for colour in VIRIDIS[::2]]
 STYLES = dict(zip(SEVERITIES, ("cyan", "yellow", "bold red"), strict=True))
@@ -55,7 +55,8 @@ def _group(stack: Stack, width: int) -> Iterator[RenderableType]:
     for one in columns.values():
         grid.add_column(one.column, justify="right")
     for site, label in zip(stack.sites, stack.labels, strict=True):
-        grid.add_row(label, _cells(site.heads, heads_a_line), *(_summary(site.heads, one) for one in columns.values()))
+        numbers = (decimals(over_heads(site.heads, one.name), one.digits) for one in columns.values())
+        grid.add_row(label, _cells(site.heads, heads_a_line), *numbers)
     yield grid
 
 
@@ -77,11 +78,6 @@ def _cell(head: HeadReading) -> tuple[str, str]:
         return "  -", "dim"
     colour = _COLOURS[min(int(value * len(_COLOURS)), len(_COLOURS) - 1)]
     return f"{value * 100:3.0f}", f"{'black' if value > 0.5 else 'white'} on {colour}"
-
-
-def _summary(heads: tuple[HeadReading, ...], one: Display) -> str:
-    value = over_heads(heads, one.name)
-    return "-" if value is None else f"{value:.{one.digits}f}"
 
 
 def _roles(reading: Reading) -> Iterator[RenderableType]:

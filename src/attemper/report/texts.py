@@ -337,12 +337,17 @@ def few_rows(alarms: Iterable[Alarm], fewest_keys: int) -> Message | str:
     return message("alarms.few_rows", n=fewest_keys, kinds=Names([alarm_name(kind) for kind in kinds])) if kinds else ""
 
 
+def place_said(site: str, head: int | None, longest: int = 300) -> Message:
+    """A head, or a site where ``head`` is None."""
+    name = cut(clean(site), longest)
+    return message("head.site", site=name) if head is None else message("head.named", site=name, head=head)
+
+
 def place_of_alarm(alarm: Alarm) -> Message:
     """The head, the site, or the loss that an alarm is of."""
     if alarm.kind in KINDS and KINDS[alarm.kind].of_loss:
         return message("loss.title")
-    site = cut(clean(alarm.site), 300)
-    return message("head.site", site=site) if alarm.head is None else message("head.named", site=site, head=alarm.head)
+    return place_said(alarm.site, alarm.head)
 
 
 def alarm_line(alarm: Alarm, language: str) -> str:

@@ -17,7 +17,7 @@ from attemper.readings.labels import apart, first_call
 from attemper.readings.reading import Reading, SiteReading
 from attemper.readings.sample import SiteKey
 from attemper.statistics import COUNTED, SHOWN, SHOWN_BY_NAME
-from attemper.text import clean, columns_that_fit, count, counts, first_of, plain_table, plain_text
+from attemper.text import clean, columns_that_fit, count, counts, decimals, first_of, plain_table, plain_text
 
 if TYPE_CHECKING:
     import pandas
@@ -416,7 +416,7 @@ def _grid(comparison: Comparison, heads: tuple[HeadChange, ...], first: str, wid
 def _pair(head: HeadChange, statistic: str) -> str:
     """``before -> after``, one digit behind the point."""
     scale = SHOWN[statistic].scale
-    before, after = ("-" if value is None else f"{value * scale:.1f}" for value in head.pairs[statistic])
+    before, after = (decimals(None if value is None else value * scale, 1) for value in head.pairs[statistic])
     return f"{before} -> {after}"
 
 
