@@ -73,7 +73,6 @@ class Reduction:
         """
         Args:
             group: None where this rank has no others.
-            fewest_keys: of the watch.
             assumed: whether nothing says that the ranks of the group hold the same.
         """
         self._group, self._model, self._fewest_keys, self._assumed = group, model, fewest_keys, assumed
@@ -141,7 +140,6 @@ class Reduction:
             collector: has the sample of this rank.
             period: which of its samples is of the step.
             failures: of ours on this rank so far.
-            fail: called with what goes wrong.
             loss: of the step on this rank; None where it has none.
 
         Raises:

@@ -249,13 +249,7 @@ _LOCAL = ("sliding_attention", "chunked_attention", "local_attention")
 
 
 def attention_type(module: nn.Module, kind: str, problem: Problem) -> str:
-    """One of ``ATTENTIONS``, the first that holds: cross, sparse, mla, window, sink, full.
-
-    Args:
-        module: the one that attends.
-        kind: "self" or "cross".
-        problem: its call.
-    """
+    """One of ``ATTENTIONS``, the first that holds: cross, sparse, mla, window, sink, full."""
     if kind == "cross":
         return "cross"
     if _has(module, "indexer"):  # it chooses the keys that the others see

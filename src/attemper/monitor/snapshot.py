@@ -188,10 +188,8 @@ def sample_of(step: int, time: float, sites: Sequence[SiteSums], stats: tuple[st
     """The sample of a step. Waits for the device if ``sites`` are on one.
 
     Args:
-        step, time: as in ``Sample``.
         sites: what was measured, at least one.
         stats: names of statistics that were asked for; a quantity of any other would be NaN.
-        tokens: real tokens read.
     """
     stats = (*stats, *COUNTED)
     if any(is_rowwise(site.label.normalizer) for site in sites):

@@ -254,7 +254,6 @@ def movement(
     """The first block of which a row moves that must not; None where none does.
 
     Args:
-        stay: the rows that must not move.
         limit: of each block, how far noise moves it.
         whole: [B] bool: sequences whose outputs as a whole must not move either; None: these are not compared.
 

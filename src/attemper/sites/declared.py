@@ -149,10 +149,7 @@ def documents_between(starts: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def documents_of_call(arguments: Mapping[str, Any], tokens: Tensor | None) -> Tensor | None:
-    """[B|1, T] int: the documents that the arguments of a model declare; None where nothing there could declare any.
-
-    Args: as in ``declared_documents``.
-    """
+    """[B|1, T] int: the documents that the arguments of a model declare; None where nothing there could declare any."""
     first = next((one for one in arguments.values() if isinstance(one, Tensor) and one.dim() > 1), None)
     shape = (0, 0) if first is None else (first.shape[0], first.shape[1])
     # Where asking does not wait, nothing is counted for a single document.

@@ -132,8 +132,5 @@ class Mixers:
         return {name: found[module] for module, name in self._names.items() if module in found and module in ran}
 
     def all_attend(self, ran: Collection[nn.Module], called: Collection[str]) -> bool:
-        """Whether every module whose name says attention ran and was seen to attend, and none mixes tokens otherwise.
-
-        Args: as in ``unread``.
-        """
+        """Whether every module whose name says attention ran and was seen to attend, and no other mixes tokens."""
         return not self._kinds and all(module in ran for module in self._named) and not self.unread(ran, called)
