@@ -109,9 +109,7 @@ class MergedRecorder(Recorder):
         if self._reduction.is_first:
             yield from super()._keep_first()
             return
-        found = self._collector.join(self._underway.popleft().snapshot.wait())
-        self._collector.skipped |= found.reasons
-        self.merged = found
+        self.merged = self._collector.join(self._underway.popleft().snapshot.wait())
 
     def _sample(self, step: int, when: float, found: SampleSums) -> Sample:
         sample = super()._sample(step, when, found)

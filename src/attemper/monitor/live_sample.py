@@ -215,11 +215,13 @@ class LiveSample:
         return Snapshot(sites, self._read, self._tokens, tuple(self._backends), self.tapped)
 
     def join(self, found: DeviceSample) -> SampleSums:
-        """Calls and taps of a sample together. Sites in the order of the model's modules, calls of a module in theirs.
+        """Calls and taps of a sample together, and why others are not in it. Sites in the order of the model's modules,
+        calls of a module in theirs.
 
         Waits for the devices that ``found`` is on.
         """
         joined = found.join()
+        self.skipped |= joined.reasons
         return replace(joined, sites=tuple(sorted(joined.sites, key=self.position)))
 
     def position(self, site: SiteSums) -> tuple[int, int]:
@@ -238,7 +240,6 @@ class LiveSample:
     def readings(self) -> SampleReadings:
         """The latest sample as readings. Waits for the device."""
         found = self.join(self.snapshot())
-        self.skipped |= found.reasons
         return self.as_readings(found, self.last if found.period == self._read else {})
 
     def as_readings(self, found: SampleSums, last: Mapping[str, AttentionStats | CallSums]) -> SampleReadings:

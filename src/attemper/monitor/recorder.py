@@ -201,7 +201,6 @@ class Recorder:
         first = self._underway[0]
         try:
             found = self._collector.join(first.snapshot.wait())
-            self._collector.skipped |= found.reasons
             sample = self._sample(first.step, first.time, found) if found.sites else None
             if sample is not None:
                 self._kept.take(sample)
