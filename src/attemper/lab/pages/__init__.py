@@ -24,8 +24,6 @@ from attemper.report.page import asset, policy, script_of, templates
 from attemper.report.texts import LANGUAGES
 from attemper.text import script_json
 
-PAGES = ("scaling", "saturation", "temperature", "entropy", "complexity")
-"""Experiments whose curves are formulas that a page can compute; the others read a model or train one."""
 ROWS = 32
 """Random rows that a page holds, the first of the lab's own."""
 DIGITS = 5
@@ -83,14 +81,7 @@ def _own(name: str) -> str:
 def _data(name: str, seed: int) -> dict[str, Any]:
     from attemper.lab.temperature import CURVE
 
-    own: dict[str, Callable[[Any, int], dict[str, Any]]] = {
-        "scaling": _scaling,
-        "saturation": _saturation,
-        "temperature": _temperature,
-        "entropy": _entropy,
-        "complexity": _complexity,
-    }
-    return {"temperatures": CURVE} | own[name](import_module(f"attemper.lab.{name}"), seed)
+    return {"temperatures": CURVE} | _OWN[name](import_module(f"attemper.lab.{name}"), seed)
 
 
 def random_rows(seed: int) -> list[list[float]]:
@@ -105,26 +96,27 @@ def random_rows(seed: int) -> list[list[float]]:
     return [[round(score, DIGITS) for score in row] for row in rows.tolist()]
 
 
-def _scaling(lab: Any, seed: int) -> dict[str, Any]:
-    return {"divisors": lab.DIVISORS, "exponents": lab.EXPONENTS, "rows": random_rows(seed)}
-
-
-def _saturation(lab: Any, seed: int) -> dict[str, Any]:
-    return {"spreads": (lab.SPREADS[0], lab.SPREADS[-1]), "rows": random_rows(seed)}
-
-
-def _temperature(lab: Any, seed: int) -> dict[str, Any]:
-    return {"tied": lab.TIED, "biased": lab.BIASED, "bias": lab.BIAS, "rows": random_rows(seed)}
-
-
-def _entropy(lab: Any, seed: int) -> dict[str, Any]:
-    return {
+_OWN: dict[str, Callable[[Any, int], dict[str, Any]]] = {
+    "scaling": lambda lab, seed: {
+        "divisors": lab.DIVISORS,
+        "exponents": lab.EXPONENTS,
+        "rows": random_rows(seed),
+    },
+    "saturation": lambda lab, seed: {"spreads": (lab.SPREADS[0], lab.SPREADS[-1]), "rows": random_rows(seed)},
+    "temperature": lambda lab, seed: {
+        "tied": lab.TIED,
+        "biased": lab.BIASED,
+        "bias": lab.BIAS,
+        "rows": random_rows(seed),
+    },
+    "entropy": lambda lab, _: {
         "shapes": {name: weights.tolist() for name, weights in lab.distributions().items()},
         "epsilons": lab.EPSILONS,
         "low": lab.ALARM_LOW,
         "high": lab.ALARM_SHARE * math.log(lab.ALARM_KEYS),
-    }
-
-
-def _complexity(lab: Any, seed: int) -> dict[str, Any]:
-    return {"per_score": len(lab.PER_SCORE), "bytes": lab.BYTES, "block": lab.ROWS}
+    },
+    "complexity": lambda lab, _: {"per_score": len(lab.PER_SCORE), "bytes": lab.BYTES, "block": lab.ROWS},
+}
+"""Experiment -> what its page needs of its module, for a seed."""
+PAGES = tuple(_OWN)
+"""Experiments whose curves are formulas that a page can compute; the others read a model or train one."""
