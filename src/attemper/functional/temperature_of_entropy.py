@@ -15,8 +15,6 @@ from attemper.functional.temperature_search import SolvedTemperature, search
 
 LAWS = ("log", "yarn", "llama4")
 """How a temperature may follow the number of keys: ``length_temperature``."""
-TOLERANCE = 1e-7
-"""How near the entropy comes to its target, in nats."""
 
 
 def temperature_for_entropy(
@@ -71,7 +69,7 @@ def temperature_for_entropy(
     if y.shape[-1] == 0:
         raise InputError(f"{where}(scores) has no keys: {list(scores.shape)} along dim={dim}.")
     with torch.no_grad():
-        found = search(_group(_double(y), axes), logits, goal, TOLERANCE)
+        found = search(_group(_double(y), axes), logits, goal)
     return SolvedTemperature(*(part.reshape(shape).to(scores.device, _type(part, scores)) for part in found))
 
 

@@ -22,6 +22,8 @@ from torch import Tensor
 
 MOST = 120
 """Evaluations after which a row is given up. None has been seen to need more than 25."""
+TOLERANCE = 1e-7
+"""How near the entropy comes to its target, in nats."""
 VANISHED = 50.0
 """exp(-50) of a weight is nothing beside a tolerance of 1e-7, whatever the number of keys."""
 GRID = 129
@@ -80,18 +82,18 @@ class Bracket(NamedTuple):
     falls: Tensor
 
 
-def search(scores: Tensor, bias: Tensor | None, target: Tensor, tolerance: float) -> SolvedTemperature:
+def search(scores: Tensor, bias: Tensor | None, target: Tensor) -> SolvedTemperature:
     """``scores`` and ``bias`` [G, M, n] float64, -inf where hidden; ``target`` [G]. One temperature for each group."""
     rows = _rows(scores, bias)
     highest = rows.mean(rows.log_keys)
     lowest = rows.mean(rows.log_ties) if bias is None else torch.zeros_like(highest)
     if bias is None:
-        bracket, (answer, inside) = None, _limits(rows, lowest, highest, target, tolerance)
+        bracket, (answer, inside) = None, _limits(rows, lowest, highest, target)
     else:
-        answer, inside, bracket = _crossings(rows, target, tolerance)
+        answer, inside, bracket = _crossings(rows, target)
     if len(inside):
         some = rows.of(inside), lowest[inside], highest[inside], target[inside]
-        solved = _solve(*some, _bounds(*some) if bracket is None else bracket, tolerance)
+        solved = _solve(*some, _bounds(*some) if bracket is None else bracket)
         solved = solved._replace(evaluations=solved.evaluations + answer.evaluations[inside])
         for part, values in zip(answer, solved, strict=True):
             part[inside] = values
@@ -143,9 +145,7 @@ def _entropy_and_fall(rows: Rows, place: Tensor) -> tuple[Tensor, Tensor]:
     return rows.mean(z.log() - mean), rows.mean(covariance)
 
 
-def _solve(
-    rows: Rows, lowest: Tensor, highest: Tensor, target: Tensor, bracket: Bracket, tolerance: float
-) -> SolvedTemperature:
+def _solve(rows: Rows, lowest: Tensor, highest: Tensor, target: Tensor, bracket: Bracket) -> SolvedTemperature:
     """The solution inside each bracket."""
     wanted = (highest - target).log() - (target - lowest).log()
     left, groups = rows, torch.arange(len(target), device=target.device)
@@ -158,7 +158,7 @@ def _solve(
         entropy, fall = _entropy_and_fall(left, at[2])
         evaluations[groups] += 1
         state[5, groups] = entropy
-        going = (entropy - target[groups]).abs() > tolerance
+        going = (entropy - target[groups]).abs() > TOLERANCE
         if not bool(going.any()):
             break
         if not bool(going.all()):
@@ -177,7 +177,7 @@ def _solve(
         state[:5, groups] = torch.stack((low, high, torch.where(halve, (low + high) / 2, place), at[3], at[4]))
     else:
         state[5, groups] = _entropy(left, state[2, groups])
-    return SolvedTemperature((-state[2]).exp(), state[5], (state[5] - target).abs() <= tolerance, evaluations)
+    return SolvedTemperature((-state[2]).exp(), state[5], (state[5] - target).abs() <= TOLERANCE, evaluations)
 
 
 def _newton(need: Tensor, slope: Tensor) -> Tensor:
@@ -193,28 +193,26 @@ def _newton(need: Tensor, slope: Tensor) -> Tensor:
     return torch.where(slope > 2, step, need / slope)
 
 
-def _answer(rows: Rows, temperature: Tensor, entropy: Tensor, target: Tensor, tolerance: float) -> SolvedTemperature:
+def _answer(rows: Rows, temperature: Tensor, entropy: Tensor, target: Tensor) -> SolvedTemperature:
     """An answer without a search. A group without a valid row has T = 1 and entropy 0, or NaN where it sees a key."""
     has_row = rows.valid.any(1)
     nothing = torch.where(rows.visible.any(-1).any(1), math.nan, 0.0)
     entropy = torch.where(has_row, entropy, nothing.to(entropy.dtype))
-    reached = has_row & ((entropy - target).abs() <= tolerance)
+    reached = has_row & ((entropy - target).abs() <= TOLERANCE)
     return SolvedTemperature(
         torch.where(has_row, temperature, 1.0), entropy, reached, torch.ones_like(reached, dtype=torch.int64)
     )
 
 
-def _limits(
-    rows: Rows, lowest: Tensor, highest: Tensor, target: Tensor, tolerance: float
-) -> tuple[SolvedTemperature, Tensor]:
+def _limits(rows: Rows, lowest: Tensor, highest: Tensor, target: Tensor) -> tuple[SolvedTemperature, Tensor]:
     """Without a bias: the answers for targets at or beyond the limits, and which groups have theirs between them."""
     gap = rows.gap()
     least = torch.where(rows.valid & gap.isfinite(), gap, math.inf).amin(1)
     sharp = torch.where(least.isfinite(), least / VANISHED, 1.0)
     high = target >= (lowest + highest) / 2
     temperature = torch.where(high & least.isfinite(), math.inf, sharp)
-    answer = _answer(rows, temperature, torch.where(high, highest, lowest), target, tolerance)
-    inside = (target > lowest + tolerance) & (target < highest - tolerance) & rows.valid.any(1)
+    answer = _answer(rows, temperature, torch.where(high, highest, lowest), target)
+    inside = (target > lowest + TOLERANCE) & (target < highest - TOLERANCE) & rows.valid.any(1)
     answer.evaluations[inside] = 0
     return answer, inside.nonzero()[:, 0]
 
@@ -236,14 +234,14 @@ def _bounds(rows: Rows, lowest: Tensor, highest: Tensor, target: Tensor) -> Brac
     return Bracket(low, high, guess.log().clamp(low, high), torch.ones_like(low, dtype=torch.bool))
 
 
-def _crossings(rows: Rows, target: Tensor, tolerance: float) -> tuple[SolvedTemperature, Tensor, Bracket]:
+def _crossings(rows: Rows, target: Tensor) -> tuple[SolvedTemperature, Tensor, Bracket]:
     """With a bias: the nearest entropy of the grid; which groups have a crossing; and a bracket for each of those."""
     places = _grid(rows)
     levels = torch.stack([_entropy(rows, place) for place in places])
     places, levels = _with_extreme(rows, target, places, levels)
     off = levels - target
     nearest = off.abs().argmin(0)[None]
-    answer = _answer(rows, (-places.gather(0, nearest)[0]).exp(), levels.gather(0, nearest)[0], target, tolerance)
+    answer = _answer(rows, (-places.gather(0, nearest)[0]).exp(), levels.gather(0, nearest)[0], target)
     answer.evaluations.fill_(len(places) + 2 * NARROWINGS)
     crosses = (off[:-1] > 0) != (off[1:] > 0)
     inside = (crosses.any(0) & rows.valid.any(1)).nonzero()[:, 0]
