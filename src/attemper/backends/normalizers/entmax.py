@@ -58,12 +58,6 @@ class _Rows(NamedTuple):
         return torch.exp(y + torch.log1p(-rho) / self.a), 1 - rho
 
 
-class _Bracket(NamedTuple):
-    low: Tensor
-    high: Tensor
-    evaluations: Tensor
-
-
 def _entmax(below: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     """Weights [rows, n] and how often S was evaluated, [rows] int64.
 
@@ -75,15 +69,16 @@ def _entmax(below: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     a = (alpha.to(wide) - 1)[:, None] if isinstance(alpha, Tensor) else d.new_full((len(d), 1), alpha - 1)
     solvable = (a > 0) & a.isfinite()
     rows = _Rows(torch.where(solvable, a, 1.0) * -d, torch.where(solvable, a, 1.0))
-    bracket = _solve(rows, ties=(d == 0).sum(-1, keepdim=True), visible=(d != -math.inf).sum(-1, keepdim=True))
-    p = torch.where(solvable, _between(rows, bracket), math.nan)
+    ties, visible = (d == 0).sum(-1, keepdim=True), (d != -math.inf).sum(-1, keepdim=True)
+    low, high, evaluations = _solve(rows, ties, visible)
+    p = torch.where(solvable, _between(rows, low, high), math.nan)
     if bool((a == 0).any()):
         p = torch.where(a == 0, torch.softmax(d, -1), p)
-    return p.to(below.dtype), torch.where(solvable, bracket.evaluations, 0)[:, 0]
+    return p.to(below.dtype), torch.where(solvable, evaluations, 0)[:, 0]
 
 
-def _solve(rows: _Rows, ties: Tensor, visible: Tensor) -> _Bracket:
-    """The ends of the last bracket, or twice the same y where S is 1 there."""
+def _solve(rows: _Rows, ties: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The ends of the last bracket, or twice the same y where S is 1 there; and how often S was evaluated."""
     dtype, a = rows.a.dtype, rows.a
     low, high = -visible.to(dtype).log(), -ties.to(dtype).log()
     y, evaluations = high, torch.zeros_like(ties)
@@ -112,12 +107,12 @@ def _solve(rows: _Rows, ties: Tensor, visible: Tensor) -> _Bracket:
             halve |= (high - low > width / 2) & (logarithm.abs() > before / 2)
             width, before = high - low, logarithm.abs()
         y = torch.where(going, torch.where(halve, (low + high) / 2, y + step), y)
-    return _Bracket(low, high, evaluations)
+    return low, high, evaluations
 
 
-def _between(rows: _Rows, bracket: _Bracket) -> Tensor:
+def _between(rows: _Rows, *ends: Tensor) -> Tensor:
     """Weights of sum 1, each between those at the two ends."""
-    low, high = rows.at(bracket.low)[0], rows.at(bracket.high)[0]
+    low, high = (rows.at(end)[0] for end in ends)
     least, most = low.sum(-1, keepdim=True), high.sum(-1, keepdim=True)
     gap = torch.where(most > least, most - least, 1.0)
     share = torch.where(most > least, (1 - least) / gap, 0.0).clamp(0, 1)
