@@ -145,8 +145,6 @@ def measure(
     """Times ``shape`` on as many threads as torch has, after checking that it is right.
 
     Args:
-        shape: what to compute.
-        backend: of ours.
         pairs, seconds: of :func:`~attemper.bench.timing.rounds`.
         cpu_time: count only the time that the thread was given; torch must have one thread.
 

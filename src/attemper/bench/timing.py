@@ -87,12 +87,9 @@ def rounds(
     caches helps or hinders the next. Memory that one frees stays for the next (``kept_memory``).
 
     Args:
-        ways: by name.
         pairs: rounds; fewer where they would take longer than ``seconds``, as a first round that warms up says; never
             under 3.
-        seconds: about how long the rounds may take.
         peaks: a list that receives the peak operations per second of each round; None not to measure them.
-        clock: what measures.
     """
     names, times = list(ways), {name: list[float]() for name in ways}
     with kept_memory():

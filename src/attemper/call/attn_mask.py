@@ -57,12 +57,7 @@ def causal_marks(bias: Any, device: torch.device) -> Tensor:
 def without_causal_bias(
     where: str, mask: Tensor | None, rule: Rule, query: Tensor, keys: int
 ) -> tuple[Tensor | None, Rule]:
-    """Mask and rule with a ``CausalBias`` read as the rule that it is; as a mask where another rule stands already.
-
-    Args:
-        query: [B, H, Q, D].
-        keys: K.
-    """
+    """Mask and rule with a ``CausalBias`` read as the rule that it is; as a mask where another rule stands already."""
     if not is_causal_bias(mask):
         return mask, rule
     if rule.is_causal:

@@ -84,10 +84,7 @@ def _window_ends(
 
 def document_ends(documents: Tensor | None, places: Tensor, keys: int) -> tuple[Tensor, Tensor]:
     """The first key of each row's document and the one behind its last, [B|1, Q]; all keys where there are none.
-
-    Args:
-        documents: [B|1, K] as in ``Rule``.
-        places: [1, Q] of the rows among the keys.
+    ``places`` [1, Q]: of the rows among the keys.
     """
     if documents is None:
         return torch.zeros_like(places), torch.full_like(places, keys)
@@ -105,10 +102,7 @@ def documents_of_positions(positions: Tensor, tokens: Tensor | None = None) -> T
     """[B, T] int64: the documents that positions [B, T] declare, which start anew where one begins.
 
     Positions count up by one, and go back to the first of the sequence. Those that do anything else declare none, nor
-    do those of padding: the whole sequence is document 0 then.
-
-    Args:
-        tokens: [B, T] bool: which are no padding; None for all.
+    do those of padding: the whole sequence is document 0 then. ``tokens`` [B, T] bool: which are no padding.
 
     Example:
         >>> documents_of_positions(torch.tensor([[0, 1, 2, 0, 1]]))
@@ -137,13 +131,7 @@ def documents_of_numbers(mask: Tensor) -> Tensor:
 
 def visible_keys(query: Tensor, keys: int, mask: Tensor | None, causal: bool, offset: int = 0) -> Tensor:
     """[B or 1, H or 1, Q] int64, of attention with this mask (bool: True = visible; floating: added) and causality.
-
-    Args:
-        query: [B, H, Q, D].
-        keys: K.
-        mask: broadcastable to [B, H, Q, K], or None.
-        causal: keys up to the query's own place.
-        offset: the place of the first query among the keys.
+    ``offset``: the place of the first query among the keys.
     """
     places = torch.arange(query.shape[2], device=query.device)[None] + offset
     _, high = _window_ends(document_ends(None, places, keys), places, UNBOUNDED, 0 if causal else UNBOUNDED, keys)

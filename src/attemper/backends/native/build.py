@@ -64,12 +64,7 @@ def libraries(
     into: Path = FOLDER, extra: list[str] | None = None, *, source: Path = SOURCE, sets: list[str] | None = None
 ) -> list[Path]:
     """Builds every library that this machine's architecture can have, unless the one that is there is up to date.
-
-    Args:
-        into: the folder of the libraries.
-        extra: more options for the compiler.
-        source: the folder of the sources.
-        sets: which instruction sets; default: all that the architecture knows.
+    ``extra``: more options for the compiler. ``sets`` of instructions: by default all that the architecture knows.
 
     Raises:
         CannotBuildError: no compiler, or it failed. Libraries that were there before are left as they are.

@@ -16,9 +16,7 @@ def weights(s: Tensor, visible: Tensor, normalizer: str, number: float, per_head
     """The weights [B, H, Q, K] of scores ``s``; 0 where hidden, NaN on a row with a visible score that is not finite.
 
     Args:
-        s: [B, H, Q, K], float64, -inf where hidden.
-        visible: [B, H, Q, K] bool.
-        normalizer: "sigmoid", "sparsemax", "entmax15", "entmax", "topk" or "threshold".
+        s: float64, -inf where hidden.
         number: k, or the smallest weight.
         per_head: [H], bias of "sigmoid" or alpha of "entmax".
     """

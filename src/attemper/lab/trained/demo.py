@@ -98,7 +98,6 @@ def run_demo(
     With one thread of torch: the same run gives the same numbers on any number of cores.
 
     Args:
-        on_step: is told of every step.
         store: folder of the history; None keeps it in memory. What was seen is there, too, if training is interrupted.
         corpus: what is learned; None for the sources of Python's standard library.
     """

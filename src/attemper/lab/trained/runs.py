@@ -71,11 +71,9 @@ def records(
     Args:
         runs: started in this order.
         folder: made if it is missing.
-        job: what is done with each.
         workers: processes, each with one thread of torch; with 1, this process does it all.
         corpus: bytes to train on; None for the sources of this Python's library.
         at_most: so many of those that are missing are computed, the others left out; None for all.
-        report: is told a line for each run that is done.
     """
     text = corpus or standard_library()
     paths = [folder / file_name(identity(run, job, text)) for run in runs]

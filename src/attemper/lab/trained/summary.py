@@ -27,13 +27,8 @@ def summary(
     documents: Sequence[Mapping[str, Any]],
     kept: Callable[[Mapping[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """The content of a results file.
-
-    Args:
-        experiment: its name.
-        planned: runs that the whole experiment has; fewer documents are an unfinished one.
-        documents: of :func:`attemper.lab.trained.runs.records`.
-        kept: what is kept of a record.
+    """The content of a results file, from ``documents`` of :func:`attemper.lab.trained.runs.records`. ``planned``: runs
+    that the whole experiment has; fewer documents are an unfinished one.
     """
     environments = {json.dumps(document["environment"], sort_keys=True) for document in documents}
     return {
