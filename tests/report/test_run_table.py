@@ -74,7 +74,7 @@ def test_the_view_of_a_run_is_chinese_in_every_line(found: Overview) -> None:
 def test_what_is_in_no_ordinary_run_is_chinese_too(found: Overview) -> None:
     rare = [
         {"samples": 0, "courses": (), "changes": (), "alarms": (), "unmeasured": why, "live": live, "last_time": None}
-        for why in (said for key in texts.WHYS for said in filled(key))
+        for why in (said for key in texts.keys_of("why") for said in filled(key))
         for live in (True, False)
     ]
     for one in rare:
@@ -165,7 +165,7 @@ def filled(key: str) -> Iterator[str]:
 
 
 def test_notes_and_remarks_are_recognised_and_chinese() -> None:
-    for key in (*texts.NOTES, *texts.REMARKS):
+    for key in (*texts.keys_of("note"), *texts.keys_of("remark")):
         for said in filled(key):
             assert english(texts.say(texts.note(said), "zh")) == set()
 

@@ -233,7 +233,8 @@ class Curves:
         grid = Table("layer", "normalised entropy", "", "largest logit (log)", "", box=None, padding=(0, 2, 0, 0))
         for name, values in self._entropies.items():
             logits = self._logits[name]
-            bars = sparkline(values, COLUMNS, low=0.0, high=1.0), sparkline([*map(_log, logits)], COLUMNS)
+            logs = [None if value is None else math.log(max(value, 1.0)) for value in logits]
+            bars = sparkline(values, COLUMNS, low=0.0, high=1.0), sparkline(logs, COLUMNS)
             grid.add_row(clean(name), bars[0], decimals(values[-1], 2), bars[1], decimals(logits[-1], 0))
         loss = f"loss  {sparkline(self._losses, 2 * COLUMNS)}  {progress.loss:.3f} nats a byte"
         notes = [*self._notes[:FIRST], *self._notes[FIRST:][-LATEST:]]
@@ -241,8 +242,3 @@ class Curves:
             notes.insert(FIRST, f"... {count(left_out, 'line')} ...")
         lines = [Text(line, style="bold", no_wrap=True, overflow="ellipsis") for line in notes]
         return Group(Text(head), Text(loss), grid, *lines)
-
-
-def _log(value: float | None) -> float | None:
-    """0 for 1 and below."""
-    return None if value is None else math.log(max(value, 1.0))

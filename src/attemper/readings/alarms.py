@@ -572,6 +572,11 @@ def rings_above(kind: AlarmKind) -> bool:
     return (LAWS[kind.law].side or kind.side) == "above"
 
 
+def worst_first(alarm: Alarm) -> int:
+    """By what alarms are sorted: the worst severity is the least."""
+    return -SEVERITIES.index(level_of(alarm.severity))
+
+
 def urgency(alarm: Alarm) -> tuple[int, int, float]:
     """What comes first is least: the step at which it began, then the worst severity, then the value furthest beyond
     its limit at the beginning, as a ratio. What is alike stands in the order of the model.
@@ -580,7 +585,7 @@ def urgency(alarm: Alarm) -> tuple[int, int, float]:
     if alarm.value is not None and alarm.kind in KINDS and not rings_above(KINDS[alarm.kind]):
         value, limit = limit, value
     ratio = value / limit if limit else math.inf
-    return alarm.since or 0, -SEVERITIES.index(level_of(alarm.severity)), -math.inf if math.isnan(ratio) else -ratio
+    return alarm.since or 0, worst_first(alarm), -math.inf if math.isnan(ratio) else -ratio
 
 
 def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str, bool], list[Alarm]]:
@@ -588,7 +593,7 @@ def by_kind(alarms: tuple[Alarm, ...]) -> dict[tuple[str, str, bool], list[Alarm
     in the order in which kinds are first met. Each in the order of ``urgency``.
     """
     groups: dict[tuple[str, str, bool], list[Alarm]] = {}
-    for alarm in sorted(alarms, key=lambda alarm: (-SEVERITIES.index(level_of(alarm.severity)), is_by_job(alarm))):
+    for alarm in sorted(alarms, key=lambda alarm: (worst_first(alarm), is_by_job(alarm))):
         groups.setdefault((alarm.severity, alarm.kind, is_by_job(alarm)), []).append(alarm)
     return {key: sorted(found, key=urgency) for key, found in groups.items()}
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attemper.readings.alarm_laws import LAWS, MARKS, SPAN, VERSION, Array
-from attemper.readings.alarms import KINDS, LAWFUL, MEAN_OF, OF_HEADS, SEVERITIES, AlarmKind, rings_above, urgency
+from attemper.readings.alarms import KINDS, LAWFUL, MEAN_OF, OF_HEADS, AlarmKind, rings_above, urgency, worst_first
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.loss_judge import MOST_ENDED, LossJudge
 from attemper.readings.memory import Columns, Memory, pad
@@ -160,7 +160,7 @@ class Judge:
             for state in (self._now.kinds[kind.name],)
             for column in np.flatnonzero(state.on).tolist()
         ]
-        return tuple(sorted((*self.loss.standing, *found), key=lambda alarm: -SEVERITIES.index(alarm.severity)))
+        return tuple(sorted((*self.loss.standing, *found), key=worst_first))
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:

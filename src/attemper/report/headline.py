@@ -33,7 +33,10 @@ class Verdict:
 def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
     """What the whole reading amounts to. ``past``: alarms of a run that have ended."""
     heads = reading.heads
-    alarms = {severity: _of(reading, severity) for severity in ("critical", "warning", "notice")}
+    alarms = {
+        severity: [alarm for alarm in reading.alarms if level_of(alarm.severity) == severity]
+        for severity in ("critical", "warning", "notice")
+    }
     if not any(head.rows for head in heads) and not alarms["critical"]:
         return Verdict("empty", _nothing(reading, heads))
     is_bound = reading.sampled_rows is not None
@@ -45,8 +48,11 @@ def verdict(reading: Reading, past: Sequence[Alarm] = ()) -> Verdict:
     if level in ("critical", "warning"):
         return _fit(level, "ill", clauses, (), [*gaps, *history])
     short = [head for head in heads if head.rows and not head.judged]
-    calm = [*_uniform_heads(reading), *_largest_logit(heads, is_bound), *_short_rows(reading, short)]
-    if level == "fine" and reading.untrained_heads:
+    uniform, logits = reading.untrained_heads, [head.max_logit for head in heads if head.max_logit is not None]
+    calm = [message("verdict.uniform", n=uniform)] if uniform else []
+    calm += [message("verdict.largest_logit", value=_worst(max(logits), is_bound))] if logits else []
+    calm += [message("verdict.short", n=len(short), needed=reading.fewest_keys)] if short else []
+    if level == "fine" and uniform:
         level = "untrained"
     elif level == "fine" and len(short) == sum(bool(head.rows) for head in heads):
         level = "unjudged"
@@ -93,10 +99,6 @@ def _nothing(reading: Reading, heads: Sequence[HeadReading]) -> Message:
     return message("verdict.no_row", total=_total(reading, heads), subject=subject, skipped=skipped)
 
 
-def _of(reading: Reading, severity: str) -> list[Alarm]:
-    return [alarm for alarm in reading.alarms if level_of(alarm.severity) == severity]
-
-
 def _clauses(alarms: list[Alarm], is_bound: bool) -> list[Message]:
     """One clause a kind, in the order in which kinds are first met; after ``MOST_KINDS`` the rest are counted."""
     plain = [alarm for alarm in alarms if not is_by_job(alarm)]
@@ -137,22 +139,6 @@ def _first(alarms: list[Alarm]) -> Message | str:
         return ""
     site = cut(clean(alarms[0].site), 80)
     return message("verdict.in" if len(alarms) == 1 else "verdict.first_in", site=site)
-
-
-def _largest_logit(heads: Sequence[HeadReading], is_bound: bool) -> Iterator[Message]:
-    logits = [head.max_logit for head in heads if head.max_logit is not None]
-    if logits:
-        yield message("verdict.largest_logit", value=_worst(max(logits), is_bound))
-
-
-def _uniform_heads(reading: Reading) -> Iterator[Message]:
-    if reading.untrained_heads:
-        yield message("verdict.uniform", n=reading.untrained_heads)
-
-
-def _short_rows(reading: Reading, short: list[HeadReading]) -> Iterator[Message]:
-    if short:
-        yield message("verdict.short", n=len(short), needed=reading.fewest_keys)
 
 
 def _gaps(reading: Reading, heads: Sequence[HeadReading]) -> list[Message]:

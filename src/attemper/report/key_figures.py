@@ -194,14 +194,13 @@ def origin(reading: Reading) -> tuple[tuple[Message, Message | Date | str], ...]
         "versions": versions or None,
     }
     return tuple(
-        (message(f"origin.{name}"), message("as_is", said=value if isinstance(value, Date) else _name(value)))
+        (
+            message(f"origin.{name}"),
+            message("as_is", said=value if isinstance(value, Date) else own_name(cut(clean(value), 160))),
+        )
         for name, value in told.items()
         if value is not None
     )
-
-
-def _name(name: str) -> Message | str:
-    return own_name(cut(clean(name), 160))
 
 
 def figures(reading: Reading, towers: tuple[Tower, ...], when: Message | str = "") -> tuple[Figure, ...]:

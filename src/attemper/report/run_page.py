@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from attemper.readings.alarms import SEVERITIES, level_of, with_shared_advice
+from attemper.readings.alarms import with_shared_advice, worst_first
 from attemper.readings.reading import Alarm, Reading
 from attemper.report import texts
 from attemper.report.document import by_name, document, file_name, quantities, site_of, towers
@@ -129,20 +129,12 @@ def _origin(run: StoredRun, reading: Reading) -> tuple[tuple[Message, Any], ...]
 
 def _alarms(alarms: Sequence[Alarm]) -> list[Alarm]:
     """Those that a page holds, the worst that stand first."""
-
-    def worst(alarm: Alarm) -> tuple[bool, int, int]:
-        return alarm.ended is not None, -SEVERITIES.index(level_of(alarm.severity)), alarm.since or 0
-
-    return sorted(alarms, key=worst)[:MOST_ALARMS]
+    return sorted(alarms, key=lambda one: (one.ended is not None, worst_first(one), one.since or 0))[:MOST_ALARMS]
 
 
 def _whole_first(alarms: Sequence[Alarm]) -> tuple[Alarm, ...]:
     """As they were, but a collapse of layers before what else is as bad: it is what happened."""
-
-    def rank(alarm: Alarm) -> tuple[int, bool]:
-        return -SEVERITIES.index(level_of(alarm.severity)), alarm.head is not None
-
-    return tuple(sorted(alarms, key=rank))
+    return tuple(sorted(alarms, key=lambda alarm: (worst_first(alarm), alarm.head is not None)))
 
 
 def last_reading(run: StoredRun) -> Reading:

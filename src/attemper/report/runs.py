@@ -74,7 +74,8 @@ def runs_page(given: Sequence[StoredRun]) -> str:
         "sites": [[cut(clean(key[0]), 80), key[2] if key[2] != "eval" else "", _heads(runs, key)] for key in keys],
         "runs": found,
     }
-    verdicts = [verdict(with_alarms(last_reading(run), run), _past_alarms(run)) for run in runs]
+    past = [[alarm for alarm in run.judge.alarms if alarm.ended is not None] for run in runs]
+    verdicts = [verdict(with_alarms(last_reading(run), run), own) for run, own in zip(runs, past, strict=True)]
     words = {
         "title": message("runs.title", n=len(runs)),
         **sentence_of(verdicts, found),
@@ -223,10 +224,6 @@ def _column(name: str) -> tuple[Message, Message, Message | str]:
 def _cell(name: str, value: float | None) -> str:
     """A number as the figures of a run's page have it: shares to three places."""
     return shown(round(value, 3) if value is not None and SHOWN[name].percent else value)
-
-
-def _past_alarms(run: StoredRun) -> list[Alarm]:
-    return [alarm for alarm in run.judge.alarms if alarm.ended is not None]
 
 
 def sentence_of(verdicts: Sequence[Verdict], found: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -384,30 +384,15 @@ def _for_people(found: Message, share: bool) -> Message:
     return Message(found.key, {name: rewrite(value) for name, value in found.values.items()})
 
 
-NAMES = keys_of("name")
-"""Names that ``attemper`` gives itself to what it reads."""
-
-
 def own_name(name: str) -> Message | str:
     """A name as it is, or a message where ``attemper`` gave it."""
-    return recognise(name, NAMES) or name
-
-
-NOTES = keys_of("note")
-"""What the alarms of a reading or a run do not cover."""
-EXTENTS = keys_of("extent")
-"""Of how many heads a note is."""
-REMARKS = keys_of("remark")
-REASONS = keys_of("reason")
-"""Why a module was not measured; the first one adds to another what to do."""
-WHYS = keys_of("why")
-"""Why nothing was measured in a run."""
+    return recognise(name, keys_of("name")) or name
 
 
 def note(text: str) -> Message | str:
     """A note of a reading or a remark of a run as a message, if it is one of those that are known."""
     capital = clean(text[:1].upper() + text[1:])
-    found = recognise(capital, (*NOTES, *REMARKS))
+    found = recognise(capital, (*keys_of("note"), *keys_of("remark")))
     if found is None:
         return capital
     return Message(found.key, {name: _inner_message(name, value) for name, value in found.values.items()})
@@ -416,7 +401,7 @@ def note(text: str) -> Message | str:
 def _inner_message(name: str, value: Any) -> Any:
     """What stands in a note: an extent, names of kinds of alarms, a statistic, or what nobody translates."""
     if name == "who":
-        return recognise(value, EXTENTS) or value
+        return recognise(value, keys_of("extent")) or value
     if name in ("kind", "kinds", "quantity"):
         of = "statistic" if name == "quantity" else "alarm"
         keys = [f"{of}.{one}.name" for one in str(value).split(", ")]
@@ -428,12 +413,12 @@ def _inner_message(name: str, value: Any) -> Any:
 def reason(text: str) -> Message | str:
     """Why a module was not measured as a message, if it is a reason that attemper gives; others' words as they are."""
     text = cut(clean(text), LONGEST_MESSAGE)
-    return recognise(text, REASONS) or text
+    return recognise(text, keys_of("reason")) or text
 
 
 def why(text: str) -> Message | str:
     """Why nothing was measured in a run, as ``reason`` says it."""
-    return recognise(text, WHYS) or reason(text)
+    return recognise(text, keys_of("why")) or reason(text)
 
 
 def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str, dict[str, Text]]:
@@ -449,7 +434,7 @@ def page_texts(said: Iterable[Message | str] = (), *, of: str = "") -> dict[str,
         language: {
             key: text
             for key, text in texts(language).items()
-            if (key not in (*REASONS, *WHYS) or key in used) and not key.startswith(other)
+            if (key in used or not key.startswith(("reason.", "why."))) and not key.startswith(other)
         }
         for language in LANGUAGES
     }
