@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from attemper.errors import InputError
 from attemper.files import write_whole
@@ -41,6 +42,10 @@ _WORDS: dict[Any, str] = {
     list: "a list",
     dict: "an object",
 }
+
+
+class AbsentError(InputError):
+    """A field that must be there is not."""
 
 
 class Row(tuple[Any, ...]):
@@ -131,7 +136,7 @@ def _check_object(value: Any, schema: Mapping[Any, Any], where: str) -> None:
         if plain in value:
             check_document(value[plain], of, f"{where}.{plain}")
         elif plain == name:
-            raise InputError(f"{where.lstrip('.') or 'the document'} has no {name!r}.")
+            raise AbsentError(f"{where.lstrip('.') or 'the document'} has no {name!r}.")
 
 
 def _is_plain(value: Any, schema: Any) -> bool:
@@ -165,7 +170,7 @@ def _refusal(where: str, words: str, value: Any) -> InputError:
         more = ": a missing value is null"
     elif isinstance(value, int) and value < 0 and _WORDS[COUNT] in words:
         more = ": it cannot be below 0"
-    shown = f"{type(value).__name__} of {len(value)}" if isinstance(value, list | dict) else f"{value!r:.60}"
+    shown = f"{type(value).__name__} of {len(value)}" if value and isinstance(value, list | dict) else f"{value!r:.60}"
     return InputError(f"{place} must be {words}, got {shown}{more}.")
 
 
@@ -185,40 +190,77 @@ _FIELDS: dict[str, Any] = {
     "Mapping[str, Any]": {str: object},
     "Mapping[str, str] | None": ({str: str}, None),
     "Mapping[str, float] | None": ({str: float}, None),
+    "RoleScores | None": ({str: (float, None)}, None),
 }
 """What a field of a record may hold, by its annotation. No whole number of a record is below 0."""
 
 
+class _Part(NamedTuple):
+    """A field of a record, as documents have it."""
+
+    attribute: str
+    name: str
+    kind: str
+    """Its annotation."""
+    inner: Any
+    """The class of the records that it is a tuple of; None where it is something else."""
+    optional: bool
+
+
+@cache
+def _parts(record: type[Any]) -> tuple[_Part, ...]:
+    found = []
+    for part in fields(record):
+        kind = str(part.type)
+        of = kind.removeprefix("tuple[").removesuffix(", ...]")
+        inner = None if of == kind else vars(sys.modules[record.__module__]).get(of)
+        inner = inner if is_dataclass(inner) else None
+        optional = inner is None and part.default is not MISSING
+        found.append(_Part(part.name, part.metadata.get("name", part.name), kind, inner, optional))
+    return tuple(found)
+
+
 @cache
 def schema_of(record: type[Any], *others: str) -> dict[str, Any]:
-    """What an object has of a dataclass: every field but ``others``. One with a default may be missing."""
-    own = [part for part in fields(record) if part.name not in others]
-    return {part.name if part.default is MISSING else f"{part.name}?": _FIELDS[str(part.type)] for part in own}
+    """What an object has of a dataclass: every field but ``others``. One with a default may be missing, but for lists
+    of records. Where the metadata of a field has a ``name``, that is its name in documents.
+    """
+    return {
+        part.name + "?" * part.optional: _FIELDS[part.kind] if part.inner is None else [schema_of(part.inner)]
+        for part in _parts(record)
+        if part.attribute not in others
+    }
 
 
 def fields_of(record: Any, *others: str) -> dict[str, Any]:
     """Name -> value of the fields that ``schema_of`` has of a record's class."""
-    return {part.name: getattr(record, part.name) for part in fields(record) if part.name not in others}
+    own = (part for part in _parts(type(record)) if part.attribute not in others)
+    return {part.name: getattr(record, part.attribute) for part in own}
 
 
 def load_record(record: type[Record], document: Any, where: str, **given: Any) -> Record:
-    """``document`` as a record, each field checked by its annotation. A field with a default may be missing.
+    """``document`` as a record, each field checked by its annotation: see ``schema_of``.
 
     Args:
         record: a dataclass.
         where: the place of ``document`` in the whole, for errors.
-        given: fields that are loaded already: lists, arrays, and records within the record.
+        given: fields that are loaded already, such as arrays.
     """
-    schema = schema_of(record, *given)
-    check_document(document, schema, where)
-    told = {plain: of for name, of in schema.items() if (plain := name.removesuffix("?")) in document}
-    return record(**given, **{name: _field(document[name], of) for name, of in told.items()})
+    check_document(document, schema_of(record, *given), where)
+    return _record(record, document, given)
 
 
-def _field(value: Any, schema: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    return float(value) if schema in (float, (float, None)) and value is not None else value
+def _record(record: type[Record], document: Mapping[str, Any], given: Mapping[str, Any]) -> Record:
+    values = dict(given)
+    for attribute, name, kind, inner, _ in _parts(record):
+        if attribute in given or name not in document:
+            continue
+        value = values[attribute] = document[name]
+        if isinstance(value, list | tuple):
+            values[attribute] = tuple(value if inner is None else (_record(inner, one, {}) for one in value))
+        elif kind in ("float", "float | None") and value is not None:
+            values[attribute] = float(value)
+    return record(**values)
 
 
 def read_safetensors(

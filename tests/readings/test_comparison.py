@@ -239,5 +239,5 @@ def test_mistakes_are_told(tmp_path: Path):
         compare(before.to_dict() | {"schema": 7}, after)
     with pytest.raises(InputError, match=r"compare\(before\): the file '.*nowhere.json' cannot be read: No such file"):
         compare(tmp_path / "nowhere.json", after)
-    with pytest.raises(InputError, match=r"compare\(after\): sites\[0\] has no 'heads'"):
+    with pytest.raises(InputError, match=r"compare\(after\): sites\[0\] has no 'kind': it is not what"):
         compare(before, before.to_dict() | {"sites": [{"name": "x"}]})

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from attemper import InputError, Scan
+from attemper.documents import load_record
 from attemper.readings.alarms import KINDS, by_kind, is_by_job
 from attemper.readings.limits import alarms
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, head_rows
@@ -58,7 +59,7 @@ def test_scores_and_role_go_through_json_and_into_columns() -> None:
 
 def test_scores_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(InputError, match=r"sites\[0\].heads\[0\].roles.separator must be"):
-        HeadReading.from_dict(head(0, roles={}).to_dict() | {"roles": {"separator": "high"}}, "sites[0].heads[0]")
+        load_record(HeadReading, head(0, roles={}).to_dict() | {"roles": {"separator": "high"}}, "sites[0].heads[0]")
 
 
 def test_sites_with_scores_hash() -> None:

@@ -7,15 +7,19 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 from attemper.checks import indentation
-from attemper.documents import check_document
-from attemper.readings.json_schema import SCHEMA, check_schema, each, load, parse
+from attemper.documents import AbsentError, fields_of, load_record, parse_json
+from attemper.errors import InputError
 from attemper.readings.labels import kind_of, layer_of
 from attemper.readings.roles import ROLES, RoleScores, role_of
 from attemper.text import count
 
+SCHEMA = 2
+READABLE = (1, SCHEMA)
+"""Schemas that ``Reading.from_dict`` loads."""
 FEWEST_KEYS = 32
 """How many keys a row must see before its sharpness is judged, by default."""
 
@@ -24,30 +28,17 @@ FEWEST_KEYS = 32
 class VisibleKeyBucket:
     """Rows that see ``first`` to ``last`` keys, both included, and their mean entropy."""
 
-    first: int
-    last: int
+    first: int = field(metadata={"name": "from"})
+    last: int = field(metadata={"name": "to"})
     rows: int
     entropy_nats: float | None
     normalized_entropy: float | None
     first_token_mass: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {_BUCKET_ENDS.get(name, name): value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, document: Any, where: str = "bucket") -> Self:
-        """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
-        if isinstance(document, Mapping):
-            names = {written: name for name, written in _BUCKET_ENDS.items()}
-            document = {names.get(name, name): value for name, value in document.items()}
-        return load(cls, document, where)
-
 
 _LISTS = ("normalized_entropy_histogram", "by_visible_keys")
 _SPREAD = ("batches", "standard_errors")
 """How batches differ: in documents of scans that know it."""
-_BUCKET_ENDS = {"first": "from", "last": "to"}
-"""Fields of a bucket that have another name in documents."""
 
 
 @dataclass(frozen=True)
@@ -115,18 +106,11 @@ class HeadReading:
         plain = {name: value for name, value in vars(self).items() if value is not None or name not in _SPREAD}
         document = plain | {
             "normalized_entropy_histogram": list(self.normalized_entropy_histogram),
-            "by_visible_keys": [bucket.to_dict() for bucket in self.by_visible_keys],
+            "by_visible_keys": [fields_of(bucket) for bucket in self.by_visible_keys],
         }
         # Documents without roles are older than the fields, and stay as they were.
         roles = document.pop("roles")
         return document if roles is None else document | {"role": self.role, "roles": dict(roles)}
-
-    @classmethod
-    def from_dict(cls, document: Any, where: str = "head") -> Self:
-        """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
-        buckets = each(document, "by_visible_keys", where, VisibleKeyBucket.from_dict)
-        roles = check_document(document.get("roles"), ({str: (float, None)}, None), f"{where}.roles")
-        return load(cls, document, where, by_visible_keys=buckets, roles=roles)
 
 
 @dataclass(frozen=True)
@@ -162,11 +146,6 @@ class SiteReading:
             "heads": [head.to_dict() for head in self.heads],
             **normalizer,
         }
-
-    @classmethod
-    def from_dict(cls, document: Any, where: str = "site") -> Self:
-        """The record of a document that ``to_dict`` wrote. Errors name the place ``where``."""
-        return load(cls, document, where, heads=each(document, "heads", where, HeadReading.from_dict))
 
 
 @dataclass(frozen=True)
@@ -330,15 +309,11 @@ class Reading:
             InputError: the document is not that of a scan, is of a schema this version does not know, or a field is
                 missing or of another type.
         """
-        schema = check_schema(document)
-        reading = load(
-            cls,
-            document,
-            "",
-            sites=each(document, "sites", "", SiteReading.from_dict),
-            skipped=each(document, "skipped", "", lambda entry, place: load(Skipped, entry, place)),
-            alarms=each(document, "alarms", "", lambda entry, place: load(Alarm, entry, place)),
-        )
+        schema = _check_schema(document)
+        try:
+            reading = load_record(cls, document, "")
+        except AbsentError as error:
+            raise InputError(f"{str(error)[:-1]}: it is not what `attemper scan --json` prints.") from error
         return reading if schema > 1 else replace(reading, sites=tuple(map(_upgrade, reading.sites)))
 
     @classmethod
@@ -349,7 +324,36 @@ class Reading:
         Raises:
             InputError: as ``from_dict``; or the file cannot be read, or holds no JSON.
         """
-        return cls.from_dict(parse(source))
+        return cls.from_dict(_parse(source))
+
+
+def _parse(source: str | os.PathLike[str]) -> Any:
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(f"from_json(source) must be JSON text or the path of a file, got {type(source).__name__}.")
+    if isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith("{"):
+        return parse_json(source, "this text")
+    what = f"the file {os.fspath(source)!r}"
+    try:
+        text = Path(source).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{what} cannot be read: {reason}. Name one that `attemper scan --json` wrote.") from error
+    return parse_json(text, what)
+
+
+def _check_schema(document: Any) -> int:
+    if not isinstance(document, Mapping) or not {"schema", "sites"} <= set(document):
+        given = f"fields {', '.join(map(str, document))}" if isinstance(document, Mapping) else type(document).__name__
+        raise InputError(
+            f"a scan is an object with 'schema' and 'sites', as `attemper scan --json` prints it; got {given:.200}."
+        )
+    schema = document["schema"]
+    if isinstance(schema, bool) or schema not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise InputError(
+            f"this scan is of schema {schema!r:.60}; this version of attemper reads {known}, a newer one may read it."
+        )
+    return schema
 
 
 def untrained_note(many: int | None, heads: int) -> str | None:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from attemper.checks import indentation, one_of
 from attemper.errors import InputError, needs
 from attemper.files import write_whole
-from attemper.readings.json_schema import SCHEMA
 from attemper.readings.labels import apart, first_call
-from attemper.readings.reading import Reading, SiteReading
+from attemper.readings.reading import SCHEMA, Reading, SiteReading
 from attemper.readings.sample import SiteKey
 from attemper.statistics import COUNTED, SHOWN, SHOWN_BY_NAME
 from attemper.text import clean, columns_that_fit, count, counts, decimals, first_of, plain_table, plain_text
