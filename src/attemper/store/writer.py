@@ -70,19 +70,19 @@ class Writer:
         opening: Opening | None = None,
         parts: Parts | None = None,
         refused: str | None = None,
-        pending: bool = False,
     ) -> None:
         """
         Args:
             fragment: written to from now on by this writer's thread only.
             opening: of the run's file; None for a history in memory.
             parts: publishes what is written, where the run's folder takes no live file.
-            refused: why samples cannot be stored where they were to be: ``fragment`` is one in memory.
-            pending: whether that may end: the file is tried every second, and takes what memory holds.
+            refused: why samples cannot be stored where they were to be: ``fragment`` is one in memory. With ``opening``
+                that may end: the file is tried every second, and takes what memory holds.
         """
         self._fragment, self._opening, self._parts, self._refused = fragment, opening, parts, refused
         self._keeper = Keeper(fragment)
-        self.pending, self._due = pending, time.monotonic() + RETRY_SECONDS
+        self.pending = refused is not None and opening is not None
+        self._due = time.monotonic() + RETRY_SECONDS
         self._process = os.getpid()
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         # Each of these is written by one thread: what the training thread hands over, and what this one settles.
@@ -453,7 +453,7 @@ def _refuse(options: Store, opening: Opening, error: Exception, versions: Mappin
     if not pending:
         opening.release()
         return Writer(_in_memory(versions), refused=reason)
-    return Writer(_in_memory(versions, options.bits), opening=opening, refused=reason, pending=True)
+    return Writer(_in_memory(versions, options.bits), opening=opening, refused=reason)
 
 
 def _reason(error: Exception) -> str:
