@@ -13,7 +13,7 @@ from attemper.control.temper import Tempered
 from attemper.documents import read_foreign
 from attemper.errors import InputError, needs
 from attemper.integrations.checkpoint import check_folder
-from attemper.integrations.hub import first_line, quiet
+from attemper.integrations.hub import quiet, refusal
 from attemper.nn.normalizers import Normalizer
 from attemper.nn.temperature import Temperature
 from attemper.sites.find import Site, call_site, chosen_sites
@@ -81,23 +81,30 @@ def model_of(folder: str, cls: Any = None) -> Any:
             raise InputError(f"{folder}: config.json names no class of transformers. Pass cls=.")
         # Never what a config names: it could name a kernel of the hub.
         implementation = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
-        try:
-            model, info = own.from_pretrained(
-                folder,
-                use_safetensors=True,
-                trust_remote_code=False,
-                attn_implementation=implementation,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-        except Exception as error:  # transformers raises OSError, ValueError, KeyError, ... for one cause
-            raise InputError(f"{folder} could not be loaded as a model: {first_line(error)}") from error
+        model, info = read_model(own, folder, attn_implementation=implementation)
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(f"{folder} is a broken checkpoint: it lacks {missing[0]}, the first of {len(missing)} in all.")
     if hasattr(model.config, FIELD):
         delattr(model.config, FIELD)
     return model.eval()
+
+
+def read_model(cls: Any, source: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A model by a class of transformers, and what it says of its loading. No pickle is opened, no code of a folder
+    runs, and none is completed from the network.
+    """
+    try:
+        return cls.from_pretrained(
+            source,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=os.path.isdir(source),
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ... for one cause
+        raise InputError(refusal(source, error)) from error
 
 
 def _class_of_config(transformers: Any, folder: str) -> Any:

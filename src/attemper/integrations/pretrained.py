@@ -28,8 +28,8 @@ from attemper.documents import read_foreign
 from attemper.errors import InputError, needs
 from attemper.integrations.checkpoint import PLACES, check_folder
 from attemper.integrations.device import to_device
-from attemper.integrations.folder import restore
-from attemper.integrations.hub import first_line, quiet, refusal
+from attemper.integrations.folder import read_model, restore
+from attemper.integrations.hub import first_line, quiet
 from attemper.text import count
 
 _LOG = logging.getLogger(__name__)
@@ -188,22 +188,10 @@ def _batches(pretrained: PretrainedModel, rows: list[list[int]], batch_size: int
 
 
 def _model(transformers: Any, source: str, dtype: torch.dtype, predicts: bool, device_map: Any, call: str) -> Any:
-    local = os.path.isdir(source)
     auto = transformers.AutoModelForCausalLM if predicts else transformers.AutoModel
-    try:
-        # eager: every architecture has it, and no hub kernel is fetched because a config names one.
-        model, info = auto.from_pretrained(
-            source,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation="eager",
-            local_files_only=local,
-            output_loading_info=True,
-            **({} if device_map is None else {"device_map": device_map}),
-        )
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, ... for one cause
-        raise InputError(refusal(source, error)) from error
+    placed = {} if device_map is None else {"device_map": device_map}
+    # eager: every architecture has it, and no hub kernel is fetched because a config names one.
+    model, info = read_model(auto, source, dtype=dtype, attn_implementation="eager", **placed)
     if predicts:
         _refuse_other_heads(model, source)
     own = () if predicts else _HEADS_OF_THEIR_OWN
