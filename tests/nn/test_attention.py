@@ -192,6 +192,19 @@ def test_a_float_mask_of_a_half_precision_layer_hides_nothing_that_it_only_makes
     assert (stats.visible_keys == 3).all()
 
 
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
+@pytest.mark.parametrize("kind", [nn.MultiheadAttention, torch.nn.MultiheadAttention])
+@pytest.mark.parametrize("masks", ["padding", "mask", "padding of numbers, mask of marks"])
+def test_the_lowest_number_of_a_float16_mask_hides_a_key(masks: str, kind: type[torch.nn.MultiheadAttention]):
+    layer, x = kind(16, 2, batch_first=True).eval().half(), torch.randn(1, 4, 16).half()
+    low = torch.tensor([0, 0, 0, torch.finfo(torch.float16).min], dtype=torch.float16)
+    given = {"key_padding_mask": low[None]} if "padding" in masks else {"attn_mask": low.expand(4, 4)}
+    given |= {"attn_mask": torch.zeros(4, 4, dtype=torch.bool)} if "marks" in masks else {}
+    with attemper.watch(layer, stats="all") as watch:
+        layer(x, x, x, **given)
+    assert {head.visible_keys for head in watch.table().sites[0].heads} == {3.0}
+
+
 TRIANGLES = {"top-left": causal_upper_left, "bottom-right": causal_lower_right}
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add, and_
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -100,6 +103,21 @@ def check_mask(where: str, mask: Tensor, query: Tensor, shape: tuple[int, ...]) 
         return mask
     # Kernels count keys: a mask that is one wide stands for every key.
     return _widen(mask, query).expand(*mask.shape[:3], shape[3])
+
+
+def join_masks(masks: Sequence[Tensor], query: Tensor) -> Tensor | None:
+    """Masks (True = visible, or added) as one: of marks where all are marks, else one that is added; None of none."""
+    if all(mask.dtype == torch.bool for mask in masks):
+        return reduce(and_, masks) if masks else None
+    # Not in half precision, where -1e9 would become -inf and hide a key.
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    added = [
+        torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
+        if mask.dtype == torch.bool
+        else _widen(mask, query).to(dtype)
+        for mask in masks
+    ]
+    return reduce(add, added)
 
 
 def _widen(mask: Tensor, query: Tensor) -> Tensor:

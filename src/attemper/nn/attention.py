@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.call.attn_mask import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, sizes_of
+from attemper.call.attn_mask import ADVICE, alignment_of, causal_marks, is_causal_bias, is_plain, join_masks, sizes_of
 from attemper.call.normalizer import normalization
 from attemper.call.result import AttentionOutput, AttentionStats
 from attemper.call.visible_keys import visible_keys
@@ -326,18 +326,7 @@ def _join_masks(padding: Tensor | None, mask: Tensor | None, query: Tensor, keys
                 f"{list(mask.shape)}."
             )
         parts.append(mask.reshape(shapes[tuple(mask.shape)]))
-    if all(part.dtype == torch.bool for part in parts):
-        visible = [~part for part in parts]
-        return None if not visible else visible[0] if len(visible) == 1 else visible[0] & visible[1]
-    # Not in half precision, where -1e9 would become -inf and hide a key.
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    added = [
-        torch.zeros_like(part, dtype=dtype).masked_fill(part, -torch.inf)
-        if part.dtype == torch.bool
-        else part.to(dtype)
-        for part in parts
-    ]
-    return added[0] if len(added) == 1 else added[0] + added[1]
+    return join_masks([~part if part.dtype == torch.bool else part for part in parts], query)
 
 
 def _causal_before(mask: Tensor | None, query: Tensor, causal_keys: int, keys: int) -> Tensor:

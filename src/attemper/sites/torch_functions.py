@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.call.attn_mask import alignment_of, is_causal_bias, sizes_of
+from attemper.call.attn_mask import alignment_of, is_causal_bias, join_masks, sizes_of
 from attemper.call.request import Options
 from attemper.errors import InputError
 from attemper.nn.attention import attend_padded
@@ -199,12 +199,14 @@ def read_multi_head(module: nn.Module, **given: Any) -> AttentionCall:
     query, key, heads = given["query"], given["key"], given["num_heads"]
     q, k = _project(query, key, given)
     attn_mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
-    mask = _visible(attn_mask, q.shape[0], heads)
+    mask = None if attn_mask is None else _visible(attn_mask)
+    if mask is not None:  # [Q, K] or [B * heads, Q, K]
+        mask = mask[None, None] if mask.dim() == 2 else mask.view(q.shape[0], heads, *mask.shape[1:])
     tokens, same = None, _same_sequence(query, key)
     if padding is not None:
         padding = padding if padding.dim() == 2 else padding[None]
-        visible = ~padding if padding.dtype == torch.bool else padding
-        mask = _both(mask, visible[:, None, None, :])
+        visible = _visible(padding)[:, None, None, :]
+        mask = visible if mask is None else join_masks((mask, visible), q)
         tokens = ~hides(padding) if same else None
     options = Options(is_causal=given.get("is_causal", False) and attn_mask is None)
     return AttentionCall(q, k, mask, options, cross=not same, tokens=tokens)
@@ -232,22 +234,9 @@ def _same_sequence(query: Tensor, key: Tensor) -> bool:
     return places[0] == places[1] and torch._C._is_alias_of(query, key)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _visible(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
-    """nn.MultiheadAttention's attn_mask, in which True hides, as ours: [Q, K] or [B * heads, Q, K] to 4-D."""
-    if mask is None:
-        return None
-    mask = ~mask if mask.dtype == torch.bool else mask
-    return mask[None, None] if mask.dim() == 2 else mask.view(batch, heads, *mask.shape[1:])
-
-
-def _both(one: Tensor | None, two: Tensor) -> Tensor:
-    """Two masks as one: both bool, or as one that is added."""
-    if one is None:
-        return two
-    if one.dtype == torch.bool and two.dtype == torch.bool:
-        return one & two
-    parts = [torch.where(part, 0.0, -torch.inf) if part.dtype == torch.bool else part for part in (one, two)]
-    return parts[0] + parts[1]
+def _visible(mask: Tensor) -> Tensor:
+    """A mask of nn.MultiheadAttention, in which True hides, as ours."""
+    return ~mask if mask.dtype == torch.bool else mask
 
 
 _FUNCTIONS: dict[Any, tuple[tuple[str, ...], Reader]] = {
