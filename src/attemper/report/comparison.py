@@ -54,30 +54,8 @@ class Cell:
     """Class of its element: "beyond" the floor, "within", or empty where that is not known."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A head."""
-
-    site: str
-    mode: Message | str
-    """Empty for evaluation, which goes without saying."""
-    layer: str
-    head: int
-    cells: tuple[Cell, ...]
-
-
 Dot = tuple[str, str, bool, Message]
 """A head in a picture: where it stands, whether it moved, and what is said of it."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A statistic before (to the right) against after (upwards): what did not change lies on the diagonal."""
-
-    title: Message
-    low: Message | str
-    high: Message | str
-    dots: tuple[Dot, ...]
 
 
 def comparison_page(comparison: Any, patterns: tuple[Sequence[Weights], Sequence[Weights]] = ((), ())) -> str:
@@ -274,10 +252,11 @@ def _most_changed(key: str, heads: Sequence[Any]) -> Any:
     return max((head for head in heads if head.change(key)), key=lambda head: head.size(key), default=None)
 
 
-def _row(head: Any, keys: Sequence[str]) -> Row:
+def _row(head: Any, keys: Sequence[str]) -> tuple[str, Message | str, str, int, list[Cell]]:
+    """A head: its site, its mode (empty for evaluation, which goes without saying), layer and number; its cells."""
     layer = "–" if head.layer is None else str(head.layer)
     mode = "" if head.mode == "eval" else mode_of(head.mode)
-    return Row(clean(head.site), mode, layer, head.head, tuple(_cell(key, head) for key in keys))
+    return clean(head.site), mode, layer, head.head, [_cell(key, head) for key in keys]
 
 
 def _cell(key: str, head: Any) -> Cell:
@@ -301,8 +280,10 @@ def _exact(value: float | None) -> str:
     return "" if value is None else repr(value)
 
 
-def _picture(key: str, heads: Sequence[Any]) -> Picture:
-    """Both axes have the same ends, those of all the numbers that it shows."""
+def _picture(key: str, heads: Sequence[Any]) -> tuple[Message, Message | str, Message | str, list[Dot]]:
+    """A statistic before (to the right) against after (upwards): what did not change lies on the diagonal. Both axes
+    have the same ends, those of all the numbers that it shows: after the title, the least and the largest.
+    """
     known = [head for head in heads if None not in head.pairs[key]]
     values = [value for head in known for value in head.pairs[key]]
     low, high = min(values, default=0.0), max(values, default=1.0)
@@ -319,5 +300,4 @@ def _picture(key: str, heads: Sequence[Any]) -> Picture:
         moved = head.size(key) > (head.floors.get(key) or 0.0)
         return f"{at(before):.2f}", f"{SIDE - at(after):.2f}", moved, title
 
-    dots = tuple(map(dot, reversed(known)))
-    return Picture(quantity(key).title, number_said(key, low), number_said(key, high), dots)
+    return quantity(key).title, number_said(key, low), number_said(key, high), [dot(head) for head in reversed(known)]

@@ -279,17 +279,12 @@ Pair = tuple[Message, Message, list[tuple[str, Message]]]
 """One head in both runs: its place, its change, and of each run the path of an SVG and its label."""
 
 
-@dataclass(frozen=True)
-class PairedCourses:
-    """A statistic of the heads that differ most in it, the largest difference first."""
-
-    title: Message
-    help: Message
-    pairs: tuple[Pair, ...]
-
-
-def courses_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Any], name: str) -> PairedCourses:
-    """The heads that differ most in a statistic at the end of both runs."""
+def courses_of(
+    runs: tuple[StoredRun, StoredRun], heads: Sequence[Any], name: str
+) -> tuple[Message, Message, list[Pair]]:
+    """The heads that differ most in a statistic at the end of both runs, the largest difference first: after the title
+    of the statistic, and what the lines are.
+    """
     known = [head for head in heads if head.change(name)]
     most = sorted(known, key=lambda head: -head.size(name))[:MOST_PAIRS]
     found = [(head, [_course(run, head, name) for run in runs]) for head in most]
@@ -298,7 +293,7 @@ def courses_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Any], name: st
     low = min(values, default=0.0) if display.low is None else display.low
     high = max(values, default=1.0) if display.high is None else display.high
     spans = [message("compared.steps", first=int(run.steps[0]), last=int(run.steps[-1])) for run in runs]
-    pairs = []
+    pairs: list[Pair] = []
     for head, both in found:
         before, after = (number_said(name, value) for value in head.pairs[name])
         labels = message("compared.before", value=before), message("compared.after", value=after)
@@ -306,9 +301,7 @@ def courses_of(runs: tuple[StoredRun, StoredRun], heads: Sequence[Any], name: st
         change = message("compared.change", before=before, after=after)
         pairs.append((place_said(head.site, head.head, 80), change, lines))
     ends = {"low": number_said(name, float(low)), "high": number_said(name, float(high))}
-    return PairedCourses(
-        quantity(name).title, message("compared.courses_help", before=spans[0], after=spans[1], **ends), tuple(pairs)
-    )
+    return quantity(name).title, message("compared.courses_help", before=spans[0], after=spans[1], **ends), pairs
 
 
 def _course(run: StoredRun, head: Any, name: str) -> tuple[Array, Array]:

@@ -10,7 +10,6 @@ import json
 import string
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,21 +40,6 @@ _CALM = "calm"
 """The level notice of a run that never had a warning."""
 _FEW = 100
 """Moments by which steps become tokens."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A run in the table of the page."""
-
-    letter: str
-    name: str
-    about: tuple[str, ...]
-    """Tags, and the name of the model."""
-    state: Message
-    samples: int
-    warnings: Message | str
-    cells: tuple[str, ...]
-    """The last loss, and each statistic over the heads of the last sample."""
 
 
 def runs_page(given: Sequence[StoredRun]) -> str:
@@ -252,21 +236,18 @@ def warnings_said(many: int, ended: int, step: int) -> Message:
     return message("runs.warnings_ended", now=many - ended, ended=ended, step=step)
 
 
-def _row(run: StoredRun, facts: dict[str, Any], names: Sequence[str]) -> Row:
+def _row(run: StoredRun, facts: dict[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    """A run in the table of the page: its letter and name, its tags and model, its state, samples and warnings; then
+    the last loss, and each statistic over the heads of the last sample.
+    """
     loss = facts["loss"]
     known = [value for value in loss["mean"] if value is not None] if loss else []
     alarms = facts["alarms"]
     model = str(run.about.get("model") or "")
     first, last = int(run.steps[0]), int(run.steps[-1])
-    return Row(
-        facts["letter"],
-        facts["name"],
-        tuple(cut(clean(one), 80) for one in (", ".join(run.tags), model) if one),
-        message("runs.live" if run.live else "runs.steps", first=first, last=last),
-        len(run),
-        warnings_said(facts["warnings"], facts["ended"], alarms[0][0]) if alarms else "0",
-        (
-            shown(known[-1] if known else None),
-            *(_cell(name, over_heads(run.reading.heads, name)) for name in names),
-        ),
-    )
+    about = [cut(clean(one), 80) for one in (", ".join(run.tags), model) if one]
+    state = message("runs.live" if run.live else "runs.steps", first=first, last=last)
+    warnings = warnings_said(facts["warnings"], facts["ended"], alarms[0][0]) if alarms else "0"
+    cells = [_cell(name, over_heads(run.reading.heads, name)) for name in names]
+    loss_cell = shown(known[-1] if known else None)
+    return facts["letter"], facts["name"], about, state, len(run), warnings, [loss_cell, *cells]
