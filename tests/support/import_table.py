@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "bench": {"monitor.watch", "monitor", "functional", "call", "backends"},
     "lab": {
-        *("control", "monitor.watch", "monitor", "nn", "functional", "schedules", "call", "sites"),
+        *("control", "monitor.watch", "distributed", "monitor", "nn", "functional", "schedules", "call", "sites"),
         *("results", "report", "readings"),
     },
 }

@@ -73,7 +73,7 @@ class _Worker:
         self.texts = 0
         """Of the shard, that are done."""
         self._process: BaseProcess = context.Process(target=_work, args=(theirs, task), daemon=True)
-        with _ignored_interrupts():
+        with block_interrupts():
             self._process.start()
         theirs.close()
 
@@ -126,14 +126,16 @@ def _work(connection: Connection, task: ShardTask) -> None:
 
 
 @contextmanager
-def _ignored_interrupts() -> Iterator[None]:
-    """Processes that start inside ignore Ctrl-C, which reaches all of them: one that acts on it is enough."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread
+def block_interrupts() -> Iterator[None]:
+    """Processes that start inside inherit the block: Ctrl-C reaches all of them, and one that acts on it is enough.
+
+    In this process an interrupt is only put off to the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

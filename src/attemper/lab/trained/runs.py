@@ -11,11 +11,9 @@ import json
 import multiprocessing
 import os
 import platform
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 
 from attemper.checks import whole_number
+from attemper.distributed.workers import block_interrupts
 from attemper.documents import parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
@@ -123,7 +122,7 @@ def _run_all(work: list[Callable[[], None]], workers: int) -> Iterator[int]:
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
         try:
-            with _block_interrupts():
+            with block_interrupts():
                 places = {pool.submit(one): place for place, one in enumerate(work)}
             for future in as_completed(places):
                 future.result()
@@ -134,22 +133,6 @@ def _run_all(work: list[Callable[[], None]], workers: int) -> Iterator[int]:
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-@contextmanager
-def _block_interrupts() -> Iterator[None]:
-    """Processes that start inside inherit the block: Ctrl-C reaches all of them, and one that acts on it is enough.
-
-    In this process an interrupt is only put off to the end.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _one_thread() -> None:
