@@ -195,7 +195,7 @@ class QKClip(Handle):
         """
         seen = {name: (0, 0) for name, found in known.items() if found is None}
         for site in self._watch.current if seen else ():
-            name = self._watch.module_of(site.name)
+            name = self._watch.observer.module_of(site.name)
             if name in seen:
                 most = max(head.head for head in site.heads)
                 seen[name] = most + 1, self._watch.observer.head_sizes.get(name, 0)
@@ -223,7 +223,7 @@ class QKClip(Handle):
 
     def _unseen(self) -> dict[str, str]:
         """Modules that attend by their code, or seem to, and showed no logits; with the reason."""
-        seen = {self._watch.module_of(site.name) for site in self._watch.current}
+        seen = {self._watch.observer.module_of(site.name) for site in self._watch.current}
         attending = all_sites({module: name for name, module in self._modules.items()})
         found = {site.name: "did not run" for site in attending if is_wanted(site.name, self._wanted)}
         found |= {skipped.name: skipped.reason for skipped in self._watch.table().skipped}
@@ -256,7 +256,7 @@ class QKClip(Handle):
         """
         joined: dict[str, Tensor] = {}
         for site in self._watch.current:
-            name = self._watch.module_of(site.name)
+            name = self._watch.observer.module_of(site.name)
             logits = torch.tensor([-math.inf if head.max_logit is None else head.max_logit for head in site.heads])
             numbers = [head.head for head in site.heads]
             if name in known and known[name].query.is_split and max(numbers) < known[name].query.heads:

@@ -140,10 +140,6 @@ class AttentionOrder:
         self._known: dict[Key, _PassRecord | None] = {}
         """What was learned of each kind of batch; None where its passes run whole."""
 
-    def forget(self) -> None:
-        """Starts over, where the model attends in another way from now on."""
-        self._known.clear()
-
     @contextmanager
     def one_pass(self, batch: Any) -> Iterator[None]:
         """A block that runs the model on ``batch``, observed by the collector. Where that is safe it ends early."""

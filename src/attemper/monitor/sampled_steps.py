@@ -299,9 +299,6 @@ class SampledSteps:
         mine = (self._inside or not self.passes) if named else self._collector.owns(site)
         return unwrap(self.model) if mine else None
 
-    def module_of(self, site: str) -> str:
-        return self._collector.module_of(site)
-
     @quietly
     def receives(self, buffer: tap_buffers.TapBuffer) -> bool:
         """Whether the tap of ``buffer`` is the watched model's: by its module, or by whose name it is known to be."""
