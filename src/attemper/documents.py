@@ -108,8 +108,9 @@ def check_document(value: Any, schema: Any, where: str) -> Any:
     elif isinstance(schema, tuple):
         # What is plain is tried first, so that the message of a list or an object tells what is wrong inside of it.
         if not any(_is_plain(value, one) for one in schema):
-            deep = [one for one in schema if isinstance(one, list | dict | Row)]
-            if not deep or not isinstance(value, list | dict):
+            kinds = (dict,) if isinstance(value, Mapping) else (list, Row) if isinstance(value, list | tuple) else ()
+            deep = [one for one in schema if isinstance(one, kinds)]
+            if not deep:
                 raise _refusal(where, " or ".join(_words(one) for one in schema), value)
             check_document(value, deep[0], where)
     elif isinstance(schema, list):

@@ -68,7 +68,7 @@ def open_console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def bar(what: str, total: float = 100.0) -> Iterator[Callable[..., None] | None]:
-    """A bar of progress on stderr, moved by ``completed=`` or ``advance=``; None where stderr is no terminal."""
+    """A bar of progress on stderr, moved by ``completed=`` or ``advance=``; None where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

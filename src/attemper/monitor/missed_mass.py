@@ -34,8 +34,7 @@ def chooses(module: nn.Module) -> bool:
 def with_missed_mass(
     module: nn.Module, call: AttentionCall, given: Tensor | None, chosen: AttentionStats
 ) -> tuple[AttentionStats, str | None]:
-    """The statistics of a call over chosen keys with the missed mass of each row; or as they are, and why it cannot be
-    told.
+    """The statistics of a call over chosen keys with each row's missed mass; or as they are, and why none can be told.
 
     Args:
         given: the 4-D mask that the module was given; None: it is causal.

@@ -193,9 +193,7 @@ def _standard_errors(sums: Mapping[str, Sequence[float]]) -> dict[str, float] | 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which columns of the sums the numbers of heads follow from. A sampled step waits for this: few operations, no
-    loop.
-    """
+    """Which columns of the sums the numbers of heads follow from. A sampled step waits: few operations, and no loop."""
 
     quantities: tuple[str, ...]
     """Statistics, ``COUNTS``, ``SIZES`` and ``JUDGED``, in this order."""
