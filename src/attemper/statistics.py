@@ -147,8 +147,6 @@ class Statistic:
     """Whether "all" leaves it out under softmax, which makes another statistic of it."""
     column: Column | None = None
     """The state column that is the statistic itself, where a kernel leaves it: no formula then."""
-    whole_number: bool = False
-    """Whether it is a count, int64."""
     kept: bool = False
     """Whether softmax always computes it, so that partial results merge."""
     mergeable: bool = True
@@ -217,8 +215,7 @@ TABLE = (
         ),
     ),
     Statistic(
-        "visible_keys", "n; exact to 2^24 keys (16.8 million)", "keys",
-        whole_number=True, defined=Rows.ALL,
+        "visible_keys", "n; exact to 2^24 keys (16.8 million)", "keys", defined=Rows.ALL,
         shown=Display(
             "visible_keys", "Visible keys", "keys", "Keys that a row sees, mean over rows.", low=1.0, logarithmic=True,
             compared="visible keys",
@@ -244,7 +241,7 @@ TABLE = (
     ),
     Statistic(
         "support_size", "weights that are not 0; with softmax this is n", "keys",
-        rowwise=(Column.SUPPORT,), softmax_by_name=True, whole_number=True, defined=Rows.ALL,
+        rowwise=(Column.SUPPORT,), softmax_by_name=True, defined=Rows.ALL,
         shown=Display(
             "support_size", "Support", "keys",
             "Keys whose weight is not 0, mean over rows: sparse normalizers leave keys out, softmax none.",
