@@ -373,12 +373,8 @@ _ROWWISE_COLUMNS = {row.name: row.rowwise or () for row in TABLE}
 
 
 def asked_names(where: str, stats: str | Iterable[str], rowwise: str | None = None) -> tuple[str, ...]:
-    """The statistics meant by ``"all"``, one name or several, in the order of the table.
-
-    Args:
-        where: the public function, for messages.
-        stats: as the user gave it.
-        rowwise: the normalizer, where it is not softmax.
+    """The statistics meant by ``"all"``, one name or several, in the order of the table. ``rowwise``: the normalizer,
+    where it is not softmax.
 
     Raises:
         InputError: something else, or what this normalizer does not have.
@@ -407,12 +403,7 @@ def asked_names(where: str, stats: str | Iterable[str], rowwise: str | None = No
 
 
 def reading_names(where: str, stats: str | Iterable[str], spans: bool = False) -> tuple[str, ...]:
-    """What a reading of heads shows, and ``stats`` beside it.
-
-    Args:
-        where: the public function, for messages.
-        stats: as the user gave it.
-        spans: whether spans of keys were given.
+    """What a reading of heads shows, and ``stats`` beside it. ``spans``: whether spans of keys were given.
 
     Raises:
         InputError: ``stats`` names something else than statistics, or ``key_mass``: over batches of other texts the
