@@ -53,8 +53,6 @@ class EntropyMeter:
     """Measures one module's attention; a ``Listener``.
 
     Args:
-        module: the one that attends.
-        where: the caller, for messages.
         rows: query rows of each sequence that are measured; None for all.
         unit: "nats", or "normalized" for H / log n.
     """

@@ -39,10 +39,7 @@ def constant(temperature: Temperature) -> Tensor | None:
 
 def fold_(where: str, model: nn.Module, temperatures: Mapping[str, Tensor]) -> None:
     """Multiplies what makes each head's queries by 1/T, in place; all sites or, where one is refused, none.
-
-    Args:
-        where: the caller, for messages.
-        temperatures: [heads or 1] by the name of an attention module.
+    ``temperatures``: [heads or 1] by the name of an attention module.
     """
     acting = {name: value for name, value in temperatures.items() if bool((value != 1).any())}
     if not acting:

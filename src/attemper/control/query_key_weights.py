@@ -96,7 +96,6 @@ def projections_of(module: nn.Module, heads: int | None = None) -> Projections:
     """The projections of an attention module.
 
     Args:
-        module: the attention.
         heads: how many it has; None for what an attribute of it, or of its config, says.
 
     Raises:
