@@ -127,7 +127,6 @@ class Parts:
 def scalars_part(steps: Steps) -> bytes:
     """Numbers of steps in the order in which they came, a row a number; a step without any has the name ""."""
     import pyarrow
-    import pyarrow.parquet
 
     rows = [(step, name, value) for step, numbers in steps for name, value in (numbers or {"": None}).items()]
     step, name, value = zip(*rows, strict=True)
@@ -136,28 +135,25 @@ def scalars_part(steps: Steps) -> bytes:
         "name": pyarrow.array(name).dictionary_encode(),
         "value": pyarrow.array(value, pyarrow.float32()),
     }
-    table = pyarrow.table(columns).replace_schema_metadata({CHECKED: CHECKSUM + _ZEROS})
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(table, file, compression="zstd")
-    return with_checksum(file.getvalue())
+    return _file_of(pyarrow.table(columns), {})
 
 
 def part(reader: FragmentReader, segment: int, first: int, last: int) -> bytes:
     """The samples from ``first`` to ``last``, all of one segment, as a Parquet file."""
+    samples = reader.replay(first, last)
+    table = _table(samples)
+    texts = [name for name in table.column_names if name in _LABEL]
+    metadata = {KEY: json.dumps(_facts(reader.tables, segment))}
+    return _file_of(table, metadata, use_dictionary=texts, use_byte_stream_split=_statistics(samples.values()))
+
+
+def _file_of(table: pyarrow.Table, metadata: dict[bytes, Any], **how: Any) -> bytes:
+    """A table as a Parquet file with a checksum."""
     import pyarrow.parquet
 
-    samples = reader.replay(first, last)
-    metadata = {KEY: json.dumps(_facts(reader.tables, segment)), CHECKED: CHECKSUM + _ZEROS}
-    table = _table(samples).replace_schema_metadata(metadata)
     file = io.BytesIO()
-    texts = [name for name in table.column_names if name in _LABEL]
-    pyarrow.parquet.write_table(
-        table,
-        file,
-        compression="zstd",
-        use_dictionary=texts,  # pyright: ignore[reportArgumentType]
-        use_byte_stream_split=_statistics(samples.values()),  # pyright: ignore[reportArgumentType]
-    )
+    checked = table.replace_schema_metadata({**metadata, CHECKED: CHECKSUM + _ZEROS})
+    pyarrow.parquet.write_table(checked, file, compression="zstd", **how)
     return with_checksum(file.getvalue())
 
 
@@ -233,7 +229,7 @@ def _per_head(sites: Sequence[SiteLabel], numbers: Sequence[int]) -> np.ndarray:
 def restore(target: Target, rank: int) -> Fragment:
     """A fragment in memory with all that the parts of one rank hold."""
     fragment, facts = Fragment(None, rank=rank, bits=None), None
-    for name in sorted(name for name, found in parts(target).items() if found == rank):
+    for name in _names(target, NAME, rank):
         table = _read(target, name)
         facts = _check(table, name)
         fragment.unchecked |= CHECKED not in table.schema.metadata
@@ -241,9 +237,7 @@ def restore(target: Target, rank: int) -> Fragment:
         for sample in _samples(table):
             fragment.append(sample)
             fragment.fold()
-    for name in sorted(
-        name for name in target.names() if (found := SCALARS.fullmatch(name)) and int(found["rank"]) == rank
-    ):
+    for name in _names(target, SCALARS, rank):
         fragment.keep_scalars(_steps_of(_read(target, name), name))
     if facts is not None:
         fragment.describe(facts["about"])
@@ -274,9 +268,14 @@ def parts(target: Target) -> dict[str, int]:
     return {name: int(match["rank"]) for name, match in found.items() if match}
 
 
+def _names(target: Target, pattern: re.Pattern[str], rank: int) -> list[str]:
+    """Files of a rank, sorted."""
+    return sorted(name for name in target.names() if (found := pattern.fullmatch(name)) and int(found["rank"]) == rank)
+
+
 def last_moment(target: Target, rank: int) -> tuple[float, int] | None:
     """When the newest part of a rank was sampled last, and at which step; None where there is none."""
-    names = sorted(name for name, found in parts(target).items() if found == rank)
+    names = _names(target, NAME, rank)
     if not names:
         return None
     table = _read(target, names[-1])
@@ -290,7 +289,7 @@ def live_until(target: Target, rank: int) -> float:
     A sample that follows as the last ones did is published within twice ``PART_SECONDS`` and the largest time between
     two of them, at most ``MOST_SECONDS``. The two newest parts of its segment tell that time: one may hold one sample.
     """
-    names = sorted(name for name, found in parts(target).items() if found == rank)
+    names = _names(target, NAME, rank)
     segment = [name for name in names if name.rpartition("-")[0] == names[-1].rpartition("-")[0]]
     times = np.concatenate([_read(target, name)["time"].to_numpy() for name in segment[-2:]])
     return float(times[-1] + 2 * (PART_SECONDS + min(MOST_SECONDS, np.diff(times).max(initial=0.0))))
