@@ -92,7 +92,7 @@ class SiteSums:
 
     def tell(self, **facts: Any) -> None:
         """Takes what else is known of the site: fields of its label."""
-        self.label = _told(self.label, **facts)
+        self.label = _label_with(self.label, **facts)
 
     def with_sums(self, sums: Tensor) -> SiteSums:
         """The same site with other sums, say on the host."""
@@ -161,4 +161,6 @@ class SiteSums:
         return SiteTotals(self.label, self.queries, self.keys, order, self.sums.cpu().numpy().copy(), self.roles)
 
 
-_told = lru_cache(maxsize=4096)(replace)
+@lru_cache(maxsize=4096)
+def _label_with(label: SiteLabel, **facts: Any) -> SiteLabel:
+    return replace(label, **facts)

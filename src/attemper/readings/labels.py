@@ -130,7 +130,7 @@ def first_call(name: str, kind: str, mode: str) -> SiteKey:
 def apart(sites: Iterable[SiteLabel | SiteReading]) -> set[SiteKey]:
     """First calls of modules each of whose forwards is a site: those have a layer by the order of calls."""
     later = (site for site in sites if call_of(site.name)[1] > 1 and site.layer != layer_of(site.name))
-    return {first_call(site.name, site.kind, site.mode) for site in later}
+    return {first_call(*site.key) for site in later}
 
 
 def uneven(parts: Iterable[Iterable[SiteLabel]]) -> Modules:

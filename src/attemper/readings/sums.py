@@ -222,8 +222,8 @@ class Plan:
         import numpy as np
 
         taken, many = sums.T[self.columns], len(self.means)
-        whole = whole or taken[-1 - len(COUNTS) : -1].max(initial=0.0) > MOST_EXACT
-        found = np.empty((len(self.quantities), len(sums)), np.float64 if whole else np.float32)
+        large = whole or taken[-1 - len(COUNTS) : -1].max(initial=0.0) > MOST_EXACT
+        found = np.empty((len(self.quantities), len(sums)), np.float64 if large else np.float32)
         with np.errstate(all="ignore"):
             means = taken[:many] / (taken[many : 2 * many] - self.weighted * taken[-1])
             means[self.roots] = np.sqrt(means[self.roots])
