@@ -97,18 +97,22 @@ class EntropyMeter:
         request = sample(self.where, request, self.rows, self.generator)
         stats = run(request).stats
         assert stats is not None
-        slope, valid = slope_of(request.problem, stats["logit_variance"]), stats.valid
-        per = torch.ones_like(slope)
-        if self.unit == "normalized":
-            visible = stats["visible_keys"]
-            valid = valid & (visible > 1)
-            per = 1 / torch.where(visible > 1, visible, 2).to(slope.dtype).log()
+        slope = slope_of(request.problem, stats["logit_variance"])
+        per, valid = nats_in(self.unit, stats, slope.dtype)
         parts = [torch.where(valid, part, 0.0).double().sum((0, 2)) for part in (stats["entropy"] * per, slope * per)]
         found = Sums(torch.stack([*parts, valid.sum((0, 2)).double()]), is_monotone(request.problem))
         if self.sums is None or self.sums.total.shape != found.total.shape:
             self.sums = found
         else:
             self.sums.add(found)
+
+
+def nats_in(unit: str, stats: AttentionStats, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What a nat of each row is in ``unit``, and which rows count: of H / log n those that see two keys or more."""
+    if unit == "nats":
+        return torch.ones_like(stats.valid, dtype=dtype), stats.valid
+    visible = stats["visible_keys"]
+    return 1 / torch.where(visible > 1, visible, 2).to(dtype).log(), stats.valid & (visible > 1)
 
 
 def as_visible(mask: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attemper.call.result import AttentionStats
 from attemper.checks import one_of
+from attemper.control.entropy_meter import nats_in
 from attemper.control.handle import Handle, IdleSites
 from attemper.control.penalty_gradient import AttachPenalty, Ledger, Round, SiteEntry, tie
 from attemper.errors import InputError
@@ -97,12 +98,8 @@ class EntropyTarget(Penalty):
         return float(alpha)
 
     def rows(self, stats: AttentionStats, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        entropy, valid = stats["entropy"], stats.valid
-        per = torch.ones_like(entropy)
-        if self.unit == "normalized":
-            visible = stats["visible_keys"]
-            valid = valid & (visible > 1)
-            per = 1 / torch.where(visible > 1, visible, 2).to(entropy.dtype).log()
+        entropy = stats["entropy"]
+        per, valid = nats_in(self.unit, stats, entropy.dtype)
         away = entropy.detach() * per - goal.to(entropy.dtype)
         excess = (away.abs() - self.tolerance).clamp(min=0)
         return entropy, excess.square(), 2 * excess * away.sign() * per, valid
