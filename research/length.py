@@ -15,7 +15,8 @@ import torch
 
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
-from attemper.lab.trained.runs import train_and_sum_up
+from attemper.lab.trained.runs import records
+from attemper.lab.trained.summary import summary
 from attemper.lab.trained.training import Run
 from research.lengthened import BUCKET, read_at_length, read_quickly
 
@@ -39,7 +40,8 @@ def plan(steps: int = 800, seeds: int = 3, *, quick: bool = False) -> list[Run]:
 
 def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
     """The content of the results file, all of each record: it is small. ``how`` as in ``runs.records``."""
-    return train_and_sum_up(NAME, planned, out, read_quickly if quick else read_at_length, dict, **how)
+    job = read_quickly if quick else read_at_length
+    return summary(NAME, len(planned), records(planned, out, job=job, **how), dict)
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:

@@ -16,9 +16,9 @@ from typing import Any
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import BASELINE, BRANCHES, INTERVENTIONS, OURS, PLAIN, PROPOSED
-from attemper.lab.trained.runs import train_and_sum_up
-from attemper.lab.trained.summary import SIGNS, Difference, of_training, paired_difference
-from attemper.lab.trained.training import Run, trained
+from attemper.lab.trained.runs import records
+from attemper.lab.trained.summary import SIGNS, Difference, of_training, paired_difference, summary
+from attemper.lab.trained.training import Run
 
 NAME = "lr-sensitivity"
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -61,7 +61,7 @@ def _comparison(base: Run, quick: bool) -> list[Run]:
 
 def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
     """The content of the results file; ``how`` as in ``runs.records``."""
-    content = train_and_sum_up(NAME, planned, out, trained, of_training, **how)
+    content = summary(NAME, len(planned), records(planned, out, **how), of_training)
     for row in _parts(content["runs"])[1]:
         del row["record"]["curve"]  # no chart shows it
     return content

@@ -13,9 +13,9 @@ from typing import Any
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 from attemper.lab.model import ByteConfig
 from attemper.lab.trained.interventions import BASELINE, INTERVENTIONS, OURS, PROPOSED
-from attemper.lab.trained.runs import train_and_sum_up
-from attemper.lab.trained.summary import COLLAPSED, of_training, paired_difference
-from attemper.lab.trained.training import Run, trained
+from attemper.lab.trained.runs import records
+from attemper.lab.trained.summary import COLLAPSED, of_training, paired_difference, summary
+from attemper.lab.trained.training import Run
 
 NAME = "collapse"
 SETTING = Run(rate=3e-2, steps=300, config=ByteConfig(width=64, context=128))
@@ -34,7 +34,7 @@ def plan(steps: int = SETTING.steps, seeds: int = 3, *, quick: bool = False) -> 
 
 def results(planned: Sequence[Run], out: Path, *, quick: bool, **how: Any) -> dict[str, Any]:
     """The content of the results file; ``how`` as in ``runs.records``."""
-    return train_and_sum_up(NAME, planned, out, trained, of_training, **how)
+    return summary(NAME, len(planned), records(planned, out, **how), of_training)
 
 
 def experiment(content: Mapping[str, Any]) -> Experiment:

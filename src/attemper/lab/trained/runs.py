@@ -27,7 +27,6 @@ from attemper.documents import parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.lab.corpus import Corpus, standard_library
-from attemper.lab.trained.summary import summary
 from attemper.lab.trained.training import Run, trained
 
 SCHEMA = 1
@@ -99,18 +98,6 @@ def write_missing(
     missing = missing[:at_most]
     for count, place in enumerate(_run_all([work[path] for path in missing], workers), 1):
         report(f"{count} of {len(missing)}: {missing[place].name}")
-
-
-def train_and_sum_up(
-    experiment: str,
-    planned: Sequence[Run],
-    out: Path,
-    job: Job,
-    kept: Callable[[Mapping[str, Any]], dict[str, Any]],
-    **how: Any,
-) -> dict[str, Any]:
-    """The content of an experiment's results file: its runs trained into ``out``, see :func:`records` for ``how``."""
-    return summary(experiment, len(planned), records(planned, out, job=job, **how), kept)
 
 
 def _run_all(work: list[Callable[[], None]], workers: int) -> Iterator[int]:
