@@ -407,33 +407,16 @@ def _choose(samples: Mapping[int, int]) -> set[int]:
 
 def _merge(connection: sqlite3.Connection, group: tuple[int, int], samples: Mapping[int, int], kept: set[int]) -> None:
     first, span = group
-    firsts = [first + place * span for place in range(MERGED)]
-    known = layouts(connection.execute)
+    ends = first, first + (MERGED - 1) * span
+    known, where = layouts(connection.execute), "WHERE statistic = ? AND site = ? AND first >= ? AND first <= ?"
     for pair in sorted({pair for layout in set(samples.values()) for pair in known[layout].pairs}):
-        holding = [sample for sample, layout in samples.items() if pair in known[layout].pairs]
-        parts = [
-            _rest(connection, (*pair, start), [one for one in holding if start <= one < start + span], kept)
-            for start in firsts
-        ]
-        connection.execute(
-            "DELETE FROM cold WHERE statistic = ? AND site = ? AND first >= ? AND first <= ?",
-            (*pair, first, firsts[-1]),
-        )
-        numbers = pack(np.concatenate([part for part in parts if part is not None]))
-        put(connection, "cold", [(*pair, first, numbers)])
-    connection.execute("DELETE FROM chunk WHERE first >= ? AND first <= ?", (first, firsts[-1]))
-
-
-def _rest(
-    connection: sqlite3.Connection, place: tuple[int, int, int], holding: list[int], kept: set[int]
-) -> np.ndarray | None:
-    """[samples that are kept, heads] of one chunk; None where there is none."""
-    rows = get(connection.execute, "cold", "WHERE statistic = ? AND site = ? AND first = ?", place)
-    if not rows:
-        return None
-    values = unpack(rows[0][-1])
-    assert len(values) == len(holding)
-    return values[[sample in kept for sample in holding]]
+        stays = [sample in kept for sample, layout in samples.items() if pair in known[layout].pairs]
+        parts = [unpack(row[-1]) for row in get(connection.execute, "cold", f"{where} ORDER BY first", (*pair, *ends))]
+        if sum(map(len, parts)) != len(stays):
+            raise damage("some of its samples have no number")
+        connection.execute(f"DELETE FROM cold {where}", (*pair, *ends))
+        put(connection, "cold", [(*pair, first, pack(np.concatenate(parts)[stays]))])
+    connection.execute("DELETE FROM chunk WHERE first >= ? AND first <= ?", ends)
 
 
 def _forget(connection: sqlite3.Connection, span: tuple[int, int], gone: list[tuple[int]]) -> None:

@@ -18,7 +18,7 @@ from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteL
 from attemper.store import compaction
 from attemper.store.compaction import REST, Pair, blocks_of, empty_blocks, join_blocks, level_for
 from attemper.store.scalars import Columns, Series, join
-from attemper.store.series import FragmentReader, Lost, Segment, between
+from attemper.store.series import FragmentReader, Lost, between
 from attemper.text import date_of
 
 Array = np.ndarray
@@ -92,10 +92,6 @@ class Ranks:
         for reader in self.readers:
             found |= {name: join(found.get(name), series) for name, series in reader.scalars.items()}
         return found
-
-    @property
-    def segments(self) -> list[Segment]:
-        return [segment for reader in self.readers for segment in reader.segments]
 
     @property
     def coverage(self) -> dict[SiteKey, str | None]:

@@ -131,7 +131,7 @@ class StoredRun:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """What each process wrote without going back; a resumed run has several."""
-        return tuple(self.ranks.segments)
+        return tuple(segment for reader in self.ranks.readers for segment in reader.segments)
 
     @property
     def lost(self) -> tuple[Lost, ...]:
