@@ -27,9 +27,20 @@ BY_NAME = re.compile(r"""[!=]= ?"softmax"|"softmax" [!=]=|in ROW_NORMALIZERS""")
 SKIP = re.compile(r"# fmt: skip$", re.MULTILINE)
 
 
-EVERYWHERE = ("checks", "documents", "errors", "files", "text", "statistics", "__init__", "__main__", "conftest")
+EVERYWHERE = (
+    "checks",
+    "documents",
+    "errors",
+    "files",
+    "former",
+    "text",
+    "statistics",
+    "__init__",
+    "__main__",
+    "conftest",
+)
 """Not drawn: every room may import them, or they only start another."""
-UPPER = ("fingerprints.taking", "monitor.watch", "readings.comparison", "readings.scan", "results.pattern")
+UPPER = ("fingerprints.taking", "monitor.watch", "results.pattern")
 """Upper floors of rooms: layers of their own."""
 
 

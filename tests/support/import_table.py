@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scripts.structure import parsed, room_of
 
-ANYWHERE = {"errors", "checks", "documents", "files", "text", "statistics"}
+ANYWHERE = {"errors", "checks", "documents", "files", "former", "text", "statistics"}
 """May be imported by every layer above them; among themselves as the table says."""
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "statistics": {"checks", "errors"},
     "text": set(),
     "files": {"errors", "text"},
+    "former": set(),
     "documents": {"errors", "files", "text"},
     "schedules": set(),
     "backends": set(),
@@ -31,8 +32,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nn": {"functional", "schedules", "call"},
     "sites": {"functional", "nn", "call", "backends"},
     "readings": set(),
-    "readings.scan": {"results"},  # where old pickles look, until 0.4; so the next
-    "readings.comparison": {"results"},
     "fingerprints": set(),
     "store": {"readings"},
     "report": {"store", "readings", "fingerprints"},
@@ -67,6 +66,7 @@ WITHOUT_TORCH = {
     "checks",
     "documents",
     "files",
+    "former",
     "text",
     "statistics",
     "fingerprints",
@@ -89,8 +89,6 @@ LATE = {
     "monitor.kept_run": "SQLite loads for a stored run alone",
     "monitor.recorder": "a run is judged anew only where it is continued",
     "readings.alarms": "a list of alarms is read without NumPy",
-    "readings.comparison": "old pickles look here, until 0.4",
-    "readings.scan": "old pickles look here, until 0.4",
     "report.comparison": "curves load where runs are compared",
     "results.check": "code of pages loads where a page is written; so the next",
     "results.comparison": "pages, tables, floors",
@@ -98,7 +96,6 @@ LATE = {
     "results.pattern": "pages",
     "results.run": "pages",
     "results.scan": "pages, tables, files of parts",
-    "sites": "old pickles of tempered models, until 0.4",
 }
 """Modules outside ``cli`` that import inside functions, and why."""
 

@@ -1,9 +1,0 @@
-"""Until 0.4: where pickles of 0.2 look for ``Comparison``."""
-
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    from attemper.results import comparison
-
-    return getattr(comparison, name)
