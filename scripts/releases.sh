@@ -18,7 +18,7 @@ test_releases() {
     "$environment/bin/python" scripts/releases.py versions "$lane" $torch >"$constraints"
     say "The $lane releases:"
     cat "$constraints"
-    install_attemper dev keras
+    install_attemper dev keras pyarrow # fsspec comes with torch
     build_native
     export KERAS_BACKEND=torch # the only backend that is here
     say "pytest with the $lane releases"
