@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.minilm import environment
 
 import attemper
+from benchmarks.minilm import environment
 
 from .behind import behind
 from .engine import engine

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks.minilm import batch, pretrained
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
+
+from benchmarks.minilm import batch, pretrained
 
 from .specs import SIZE, SPECS, TOKENS, VOCABULARY, Spec
 
