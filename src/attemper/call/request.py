@@ -148,7 +148,9 @@ def request_of(
             'cache pass causal_alignment="bottom-right" (they are the last); in cross attention leave it out.'
         )
     mask = None if mask is None else check_mask(where, mask, query, (*query.shape[:3], key.shape[2]))
-    numbers = _numbers(where, options)
+    first_tokens, softcap = whole_number(f"{where}(first_tokens=...)", options.first_tokens), options.softcap
+    if softcap is not None:
+        softcap = positive_number(f"{where}(softcap=...)", softcap, "softcap(x) = c tanh(x / c); None turns it off.")
     features = _features(options, mask, names, structure) | ({"normalizer"} if chosen.rowwise else set())
     multiplier = row_multiplier(where, query, options.scale, options.temperature)
     chosen.check_temperature(where, options.temperature)
@@ -162,7 +164,8 @@ def request_of(
         multiplier,
         backend=table.resolve(options.backend, features, given).name,
         **structure,
-        **numbers,
+        softcap=softcap or 0.0,
+        first_tokens=first_tokens,
         **_state(mask, asked, names, options.first_tokens, chosen.rowwise),
         span_keys=span_keys(where, options.spans, key, "span_mass" in names),
         **_parameters(where, query, options, chosen),
@@ -198,15 +201,6 @@ def _structure(where: str, options: Options, packing: Packing | None) -> dict[st
         "cu_seqlens_q": None if packing is None else packing.cu_seqlens_q,
         "cu_seqlens_k": None if packing is None else packing.cu_seqlens_k,
     }
-
-
-def _numbers(where: str, options: Options) -> dict[str, Any]:
-    """``first_tokens`` and ``softcap``, checked."""
-    first_tokens = whole_number(f"{where}(first_tokens=...)", options.first_tokens)
-    softcap = options.softcap
-    if softcap is not None:
-        softcap = positive_number(f"{where}(softcap=...)", softcap, "softcap(x) = c tanh(x / c); None turns it off.")
-    return {"first_tokens": first_tokens, "softcap": softcap or 0.0}
 
 
 def _state(
