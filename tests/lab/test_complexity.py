@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attemper.backends.blocked.tiles import Problem, key_blocks, tiles
+from attemper.bench import hardware
 from attemper.lab import complexity
 from attemper.lab.complexity import (
     HEADS,
@@ -125,10 +126,10 @@ def test_a_column_holds_what_its_unit_says_and_memory_that_is_not_told_is_named(
 def test_a_system_that_does_not_tell_memory_gives_none_and_a_process_that_fails_its_message(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(complexity.Path, "exists", lambda path: False)
+    monkeypatch.setattr(hardware.Path, "exists", lambda path: False)
     assert complexity.peak_mib() is None
-    monkeypatch.setattr(complexity.Path, "exists", lambda path: True)
-    monkeypatch.setattr(complexity.sys, "executable", "/bin/false")
+    monkeypatch.setattr(hardware.Path, "exists", lambda path: True)
+    monkeypatch.setattr(hardware.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="lab complexity: the process that measures memory failed"):
         complexity.peak_mib()
 

@@ -51,8 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "bench": {"monitor.watch", "monitor", "functional", "call", "backends"},
     "lab": {
-        *("control", "monitor.watch", "distributed", "monitor", "nn", "functional", "schedules", "call", "sites"),
-        *("results", "report", "readings"),
+        *("bench", "control", "monitor.watch", "distributed", "monitor", "nn", "functional", "schedules", "call"),
+        *("sites", "results", "report", "readings"),
     },
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)

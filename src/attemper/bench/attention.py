@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.backends.table import Inputs, resolve
-from attemper.bench.hardware import resident_bytes
+from attemper.bench.hardware import peak_bytes, printed_apart
 from attemper.bench.shape import Shape, Tensors
 from attemper.bench.timing import SECONDS, Row, Times, Way, quartiles, quotients, rounds, row_fields
 from attemper.call import normalizer as normalization
@@ -347,24 +343,12 @@ def others(shape: Shape, tensors: Tensors) -> dict[str, Way]:
 
 
 def peak_extra_bytes(shape: Shape, *, backend: str = "auto") -> int | None:
-    """Bytes that a forward call with every statistic needs at most beyond its inputs, output and statistics.
-
-    None on systems other than Linux, which keeps a process's high-water mark.
-
-    Raises:
-        RuntimeError: the process that measures failed; its last words are in the message.
-    """
-    if not Path("/proc/self/clear_refs").exists():
-        return None
+    """Bytes that a forward call needs at most beyond inputs, output and every statistic; None where nothing tells."""
     forward = replace(shape, backward=False)
     imports = "import torch; from attemper.bench.attention import peak_here; from attemper.bench.shape import Shape"
     code = f"{imports}; torch.set_num_threads({torch.get_num_threads()}); print(peak_here({forward!r}, {backend!r}))"
-    # The allocator gives memory back at once, so that what is resident is what is in use.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    if done.returncode != 0:
-        raise RuntimeError(f"bench: the process that measures memory failed:\n{done.stderr[-2000:]}")
-    return int(done.stdout)
+    printed = printed_apart("bench", code)
+    return None if printed is None else int(printed)
 
 
 @torch.no_grad()
@@ -372,10 +356,5 @@ def peak_here(shape: Shape, backend: str) -> int:
     """The same in this process, where nothing else runs."""
     small = Shape(1, 1, 1, 16, 16, shape.size, shape.causal, shape.dtype)
     ours(small, small.tensors(), "all", backend)()
-    call = ours(shape, shape.tensors(), "all", backend)
-    # 5 sets the high-water mark to what is resident now.
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = resident_bytes("VmRSS")
-    results: Any = call()
-    highest = resident_bytes("VmHWM")
-    return highest - before - sum(tensor.numel() * tensor.element_size() for tensor in results)
+    call: Any = ours(shape, shape.tensors(), "all", backend)
+    return peak_bytes(call)

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attemper.bench.hardware import peak_bytes, printed_apart
 from attemper.functional import attention
 from attemper.lab.experiment import Axis, Cell, Chart, Experiment, Series, Table, headings
 
@@ -156,25 +153,10 @@ def blocked_memory(tokens: int) -> int:
 
 
 def peak_mib() -> dict[int, dict[str, float]] | None:
-    """Peak memory beyond inputs and output, in MiB by length and way; None where the system does not tell.
-
-    Linux keeps the high-water mark of a process. It is read in a process of its own, with one thread, whose allocator
-    gives every large block back at once: what was freed before cannot hide what is needed now.
-    """
-    if not Path("/proc/self/clear_refs").exists():
-        return None
+    """Peak memory beyond inputs and output, in MiB by length and way; None where the system does not tell."""
     code = "from attemper.lab.complexity import print_peaks; print_peaks()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"lab complexity: the process that measures memory failed:\n{done.stderr}")
-    return {int(tokens): peaks for tokens, peaks in json.loads(done.stdout).items()}
+    printed = printed_apart("lab complexity", code, timeout=300)
+    return None if printed is None else {int(tokens): peaks for tokens, peaks in json.loads(printed).items()}
 
 
 def print_peaks(lengths: tuple[int, ...] = LENGTHS) -> None:
@@ -183,21 +165,13 @@ def print_peaks(lengths: tuple[int, ...] = LENGTHS) -> None:
     with torch.no_grad():
         for run in WAYS.values():
             run(*inputs(LENGTHS[0], 0))
-        found = {n: {way: _extra_mib(run, inputs(n, 0)) for way, run in WAYS.items()} for n in lengths}
+        found = {n: {way: _peak_mib(run, n) for way, run in WAYS.items()} for n in lengths}
     print(json.dumps(found))
 
 
-def _extra_mib(run: Callable[[Tensor, Tensor, Tensor], Tensor], tensors: list[Tensor]) -> float:
-    # 5 sets the high-water mark to what is resident now.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _resident_bytes("VmRSS")
-    output = run(*tensors)
-    return (_resident_bytes("VmHWM") - before - output.numel() * output.element_size()) / 2**20
-
-
-def _resident_bytes(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+def _peak_mib(run: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: int) -> float:
+    tensors = inputs(tokens, 0)
+    return peak_bytes(lambda: [run(*tensors)]) / 2**20
 
 
 def _usual_count() -> Table:
