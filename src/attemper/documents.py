@@ -191,7 +191,7 @@ _FIELDS: dict[str, Any] = {
     "Mapping[str, Any]": {str: object},
     "Mapping[str, str] | None": ({str: str}, None),
     "Mapping[str, float] | None": ({str: float}, None),
-    "RoleScores | None": ({str: (float, None)}, None),
+    "Mapping[str, float | None] | None": ({str: (float, None)}, None),
 }
 """What a field of a record may hold, by its annotation. No whole number of a record is below 0."""
 

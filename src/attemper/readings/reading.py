@@ -14,7 +14,7 @@ from attemper.checks import indentation
 from attemper.documents import AbsentError, fields_of, load_record, parse_json
 from attemper.errors import InputError
 from attemper.readings.labels import kind_of, layer_of
-from attemper.readings.roles import ROLES, RoleScores, role_of
+from attemper.readings.roles import ROLES, role_of
 from attemper.text import count
 
 SCHEMA = 2
@@ -94,7 +94,7 @@ class HeadReading:
     """How many batches of a scan had rows of it; None of one batch, of a watch, and of scans of earlier versions."""
     standard_errors: Mapping[str, float] | None = field(default=None, hash=False)
     """Statistic -> standard error of its mean, by how the batches differ. ``logit_variance`` is in logit^2."""
-    roles: RoleScores | None = field(default=None, hash=False)
+    roles: Mapping[str, float | None] | None = field(default=None, hash=False)
     """Role -> its score on the first text, None where it is not known; None where roles were not read."""
 
     @property
