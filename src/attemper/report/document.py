@@ -177,7 +177,10 @@ def document(
         "roles": [
             encode(message(f"role.{role.key}.title")) for role in ROLES if any(head.roles for head in reading.heads)
         ],
-        "stacks": [_stack(tower) for tower in drawn],
+        "stacks": [
+            {"letter": one.letter, "pattern": one.pattern, "heads": one.stack.heads, "sites": list(one.stack.places)}
+            for one in drawn
+        ],
         "sites": [_site(site, labels[at], kinds, details) for at, site in enumerate(reading.sites)],
         "bases": [encode(of) for of in bases.values()],
         "alarms": [_alarm(alarm, site_of(alarm, named), place_of.get(alarm.kind)) for alarm in shown],
@@ -192,11 +195,6 @@ def _quantity(one: Quantity) -> dict[str, Any]:
     return {"key": one.name, **words, "superlative": superlative, "role": of_role} | {
         n: getattr(one.display, n) for n in fields
     }
-
-
-def _stack(tower: Tower) -> dict[str, Any]:
-    stack = tower.stack
-    return {"letter": tower.letter, "pattern": tower.pattern, "heads": stack.heads, "sites": list(stack.places)}
 
 
 def _site(site: SiteReading, label: str, kinds: tuple[Quantity, ...], details: bool) -> dict[str, Any]:

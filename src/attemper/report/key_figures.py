@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -92,40 +92,24 @@ def groups(
     Args:
         most: heads of a kind that are listed.
     """
-    labels, named = spoken_labels(towers), by_name(reading.sites)
-
-    def place(alarm: Alarm) -> Place:
-        return _alarm_place(alarm, site_of(alarm, named), labels)
-
-    return tuple(
-        _group(severity, kind, found, place, most, by_job, reading.fewest_keys)
-        for (severity, kind, by_job), found in by_kind(tuple(reading.alarms if alarms is None else alarms)).items()
-    )
-
-
-def _group(
-    severity: str,
-    kind: str,
-    alarms: Sequence[Alarm],
-    place: Callable[[Alarm], Place],
-    most: int,
-    by_job: bool,
-    fewest_keys: int,
-) -> Group:
-    places = [place(one) for one in alarms[: most + MOST_TOLD]]
-    told = tuple(places[:MOST_TOLD]) if places[0].when else ()
-    rest = tuple(places[len(told) :][:most])
-    return Group(
-        severity=severity_title(severity),
-        level=level_of(severity),
-        kind=message("role.group", kind=alarm_title(kind)) if by_job else alarm_title(kind),
-        many=len(alarms),
-        advice=advice(alarms[0]),
-        of=basis(kind, fewest_keys),
-        told=told,
-        places=rest,
-        more=len(alarms) - len(told) - len(rest),
-    )
+    labels, named, found = spoken_labels(towers), by_name(reading.sites), []
+    for (severity, kind, by_job), own in by_kind(tuple(reading.alarms if alarms is None else alarms)).items():
+        places = [_alarm_place(one, site_of(one, named), labels) for one in own[: most + MOST_TOLD]]
+        told = tuple(places[:MOST_TOLD]) if places[0].when else ()
+        rest = tuple(places[len(told) :][:most])
+        group = Group(
+            severity=severity_title(severity),
+            level=level_of(severity),
+            kind=message("role.group", kind=alarm_title(kind)) if by_job else alarm_title(kind),
+            many=len(own),
+            advice=advice(own[0]),
+            of=basis(kind, reading.fewest_keys),
+            told=told,
+            places=rest,
+            more=len(own) - len(told) - len(rest),
+        )
+        found.append(group)
+    return tuple(found)
 
 
 def _alarm_place(alarm: Alarm, site: int | None, labels: dict[int, str]) -> Place:
