@@ -95,6 +95,24 @@ def test_first_token_mass_of_a_left_padded_row_is_on_its_first_real_token(llama:
     torch.testing.assert_close(stats.first_token_mass[rows], expected[rows], rtol=0, atol=1e-6)
 
 
+class ThreeFirst(nn.Module):
+    """Its first tokens are three."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return attemper.attention(x, x, x, is_causal=True, first_tokens=3).output
+
+
+def test_first_tokens_are_as_many_under_padding_as_without():
+    x, real = torch.randn(2, 1, 9, 8, generator=torch.Generator().manual_seed(0)), torch.ones(2, 9)
+    real[1, 7:] = 0
+    whole = attemper.scan(ThreeFirst(), [{"x": x, "attention_mask": real}])
+    cut = [{"x": part, "attention_mask": None} for part in (x[:1], x[1:, :, :7])]
+    apart = attemper.scan(ThreeFirst(), cut)
+    (one,), (two,) = whole.sites[0].heads, apart.sites[0].heads
+    assert one.rows == two.rows == 16
+    assert one.first_token_mass == pytest.approx(two.first_token_mass, abs=1e-6)
+
+
 def test_batches_may_be_dicts_tuples_lists_or_tensors(llama: Any) -> None:
     ids = torch.randint(3, 101, (2, 12))
     batches = ({"input_ids": ids}, (ids,), [ids], ids)

@@ -125,5 +125,14 @@ def _widen(mask: Tensor, query: Tensor) -> Tensor:
     dtype = torch.promote_types(query.dtype, torch.float32)
     if mask.dtype == torch.bool or torch.promote_types(mask.dtype, dtype) == mask.dtype:
         return mask
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
-    return mask.to(dtype).masked_fill(hidden, -math.inf)
+    return mask.to(dtype).masked_fill(hides(mask), -math.inf)
+
+
+def hides(mask: Tensor) -> Tensor:
+    """Where a mask of torch's layers hides: True, or a number that no score outweighs once added (-inf, the lowest)."""
+    return mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
+
+
+def shows(mask: Tensor) -> Tensor:
+    """Where a mask of scaled dot product attention shows: True, or a number that does not hide; NaN is one."""
+    return mask if mask.dtype == torch.bool else ~hides(mask)

@@ -13,7 +13,7 @@ from torch import Tensor
 from attemper.backends import table
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.call import transforms
-from attemper.call.attn_mask import check_mask, without_causal_bias
+from attemper.call.attn_mask import check_mask, shows, without_causal_bias
 from attemper.call.normalizer import Normalization, normalization, rowwise_of
 from attemper.call.packing import Packing
 from attemper.call.spans import Spans, span_keys
@@ -330,8 +330,7 @@ def _first_keys(mask: Tensor | None, first_tokens: int) -> Tensor | None:
     """The first tokens [B|1, K]: a key that no query of the sequence may see under the mask is padding, not a token."""
     if mask is None:
         return None
-    visible = mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min / 2)
-    return first_true(visible.detach().any(dim=2).any(dim=1), first_tokens)
+    return first_true(shows(mask).detach().any(dim=2).any(dim=1), first_tokens)
 
 
 def first_true(tokens: Tensor, count: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attemper.backends.contract import UNBOUNDED, Problem
 from attemper.backends.reference import positions
+from attemper.call.attn_mask import shows
 
 _ROWS = 256
 """Rows of a block."""
@@ -159,9 +160,9 @@ def visible_between(mask: Tensor | None, keys: int, low: Tensor | None, high: Te
     mask = mask[(None,) * (4 - mask.dim())]
     mask = mask.expand(*mask.shape[:3], keys)
     if high is None:
-        return torch.cat([_visible(part).sum(-1) for part in mask.split(_ROWS, 2)], 2)
+        return torch.cat([shows(part).sum(-1) for part in mask.split(_ROWS, 2)], 2)
     if mask.shape[2] == 1:
-        counts = torch.nn.functional.pad(_visible(mask)[:, :, 0].cumsum(-1), (1, 0))
+        counts = torch.nn.functional.pad(shows(mask)[:, :, 0].cumsum(-1), (1, 0))
         counts = counts.expand(max(len(counts), len(high)), *counts.shape[1:])
         ends = (
             end[:, None].expand(*counts.shape[:2], end.shape[1]) for end in ((high,) if low is None else (high, low))
@@ -176,9 +177,5 @@ def visible_between(mask: Tensor | None, keys: int, low: Tensor | None, high: Te
         band = places < high[:, None, rows, None]
         if low is not None:
             band &= places >= low[:, None, rows, None]
-        found.append((_visible(mask[:, :, rows]) & band).sum(-1))
+        found.append((shows(mask[:, :, rows]) & band).sum(-1))
     return torch.cat(found, 2)
-
-
-def _visible(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attemper.call.attention import run, scores
+from attemper.call.attn_mask import shows
 from attemper.call.normalizer import normalization
 from attemper.call.operator import operator
 from attemper.call.partial_call import part_of
@@ -119,8 +120,8 @@ def as_visible(mask: Tensor) -> Tensor:
     """``mask`` as a bool mask if it is floating and only hides keys: then entropy can only rise with temperature."""
     if not mask.is_floating_point():
         return mask
-    hides = mask <= torch.finfo(mask.dtype).min / 2
-    return ~hides if bool(((mask == 0) | hides).all()) else mask
+    shown = shows(mask)
+    return shown if bool(((mask == 0) | ~shown).all()) else mask
 
 
 def is_monotone(problem: Problem) -> bool:

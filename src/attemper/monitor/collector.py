@@ -119,7 +119,9 @@ class Collector(LiveSample):
 
     def first_keys(self, module: nn.Module, call: AttentionCall) -> Tensor | None:
         tokens = self.key_tokens(module, call.key.shape[2])
-        return first_true(tokens, 1) if tokens is not None and tokens.shape[0] == call.query.shape[0] else None
+        if tokens is None or tokens.shape[0] != call.query.shape[0]:
+            return None
+        return first_true(tokens, call.options.first_tokens)
 
     def key_tokens(self, module: nn.Module, keys: int) -> Tensor | None:
         tokens = self.context.tokens

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attemper.backends import reference
 from attemper.backends.contract import UNBOUNDED, Problem
+from attemper.call.attn_mask import shows
 from attemper.errors import InputError
 from attemper.monitor.exact_weights import each_once, head_groups, naming, weights
 from attemper.readings.roles import ROLES, Role, RoleText
@@ -159,8 +160,7 @@ def _last_key(problem: Problem, rows: int, sequence: int) -> int:
         keys = min(keys, max(0, int(last) + problem.right + 1))
     if problem.mask is not None and problem.mask.shape[3] > 1:
         mask = _of(sequence, problem.mask)[:, :rows, :keys]
-        shown = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        seen = shown.flatten(0, 1).any(0).nonzero()
+        seen = shows(mask).flatten(0, 1).any(0).nonzero()
         keys = int(seen.max()) + 1 if len(seen) else 0
     return max(1, keys)
 

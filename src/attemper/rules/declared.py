@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from attemper.call.attn_mask import hides
 from attemper.call.visible_keys import Rule, expected_ends
 from attemper.errors import InputError
 from attemper.readings.labels import layer_of, pattern_of
@@ -29,7 +30,6 @@ from attemper.sites.declared import (
 )
 from attemper.sites.find import all_sites
 from attemper.sites.names import Names, unwrap
-from attemper.sites.padding import hides
 
 Value = TypeVar("Value")
 RULES_OF_KEYS = ("causal", "documents", "padding", "window")

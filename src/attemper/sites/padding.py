@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from attemper.call.attn_mask import hides, shows
 from attemper.sites.declared import documents_of_call, follows_rule
 from attemper.sites.names import is_pretrained, is_script, own_class, pretrained_models, unwrap
 
@@ -216,7 +217,7 @@ class CallContext:
         tokens = self.tokens
         if not tokens.unclear or tokens.own is None or mask is None or mask.dim() != 4:
             return
-        shown = mask if mask.dtype == torch.bool else ~hides(mask)
+        shown = shows(mask)
         real = shown.flatten(1, 2).any(1)
         if real.shape == tokens.own.shape and bool((real == tokens.own).all() | (real != tokens.own).all()):
             self.stack[-1] = replace(tokens, own=real, unclear=False)
@@ -363,8 +364,3 @@ def _token_mask(mask: Any) -> Tensor | None:
 def _may_mean_either(module: nn.Module, mask: Any) -> bool:
     """Whether True in this mask may mean hidden: in transformers, and as a number anywhere, it is a real token."""
     return mask.dtype == torch.bool and not is_pretrained(module)
-
-
-def hides(mask: Tensor) -> Tensor:
-    """Where a mask of torch's layers hides: True, or a number that no score outweighs once added (-inf, the lowest)."""
-    return mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.call.attn_mask import alignment_of, is_causal_bias, join_masks, sizes_of
+from attemper.call.attn_mask import alignment_of, hides, is_causal_bias, join_masks, sizes_of
 from attemper.call.request import Options
 from attemper.errors import InputError
 from attemper.nn.attention import attend_padded
@@ -50,7 +50,6 @@ from attemper.sites.observation import (
     report,
     tell,
 )
-from attemper.sites.padding import hides
 from attemper.sites.tap import in_backward
 from attemper.sites.tensor_axes import FeatureAxes, FunctionCall
 

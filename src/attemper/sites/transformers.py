@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from attemper.call.attention import run
+from attemper.call.attn_mask import hides
 from attemper.call.known_requests import KNOWN
 from attemper.errors import InputError, needs
 from attemper.nn.temperature import ACTIONS
@@ -45,7 +46,6 @@ from attemper.sites.observation import (
     report,
     tell,
 )
-from attemper.sites.padding import hides
 from attemper.sites.tap import tap_call
 from attemper.sites.transformers_arguments import (
     OPTIONS,
