@@ -87,9 +87,9 @@ def bytes_eager(tokens: int, size: int) -> int:
     return BYTES * (4 * tokens * size + 6 * tokens * tokens)
 
 
-def blocked_bytes(tokens: int, size: int, rows: int = ROWS) -> int:
-    """The same for code that keeps its scores in cache: q in, the output out once, k and v once for ``rows`` each."""
-    return BYTES * (2 * tokens * size + 2 * tokens * size * math.ceil(tokens / rows))
+def blocked_bytes(tokens: int, size: int) -> int:
+    """The same for code that keeps its scores in cache: q in, the output out once, k and v once for ``ROWS`` each."""
+    return BYTES * (2 * tokens * size + 2 * tokens * size * math.ceil(tokens / ROWS))
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -159,13 +159,13 @@ def peak_mib() -> dict[int, dict[str, float]] | None:
     return None if printed is None else {int(tokens): peaks for tokens, peaks in json.loads(printed).items()}
 
 
-def print_peaks(lengths: tuple[int, ...] = LENGTHS) -> None:
+def print_peaks() -> None:
     """The peaks of this process as JSON on stdout: the whole program of the process that measures them."""
     torch.set_num_threads(1)
     with torch.no_grad():
         for run in WAYS.values():
             run(*inputs(LENGTHS[0], 0))
-        found = {n: {way: _peak_mib(run, n) for way, run in WAYS.items()} for n in lengths}
+        found = {n: {way: _peak_mib(run, n) for way, run in WAYS.items()} for n in LENGTHS}
     print(json.dumps(found))
 
 

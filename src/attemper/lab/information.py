@@ -90,18 +90,16 @@ def random_curves(seed: int) -> dict[str, RateDistortion]:
     }
 
 
-def head_curves(heads: Heads, number: int = 2) -> dict[str, RateDistortion]:
-    """Of the heads that give most weight to the keys which all rows see; means over windows."""
-    layers, count = heads.share.shape
-    chosen = heads.share.flatten().argsort(descending=True, stable=True)[:number].tolist()
+def head_curves(heads: Heads) -> dict[str, RateDistortion]:
+    """Of the two heads that give most weight to the keys which all rows see; means over windows."""
+    chosen = heads.share.flatten().argsort(descending=True, stable=True)[:2].tolist()
     curves = {}
     for place in chosen:
-        layer, head = divmod(place, count)
+        layer, head = divmod(place, heads.share.shape[1])
         curve = rate_distortion(heads.scores[layer, :, head], heads.values[layer, :, head], TEMPERATURES)
         curves[f"layer {layer} head {head}"] = RateDistortion(
             curve.temperature, curve.rate.mean(0), curve.distortion.mean(0)
         )
-    assert layers * count >= number
     return curves
 
 
@@ -169,6 +167,12 @@ def gibbs(seed: int) -> list[tuple[float, ...]]:
     return rows
 
 
+def _by_temperature(curves: dict[str, RateDistortion], name: str) -> tuple[tuple[float, ...], ...]:
+    """Rows of a table: temperature, then "rate" or "distortion" of each curve."""
+    columns = (getattr(curve, name).tolist() for curve in curves.values())
+    return tuple(zip(TEMPERATURES, *columns, strict=True))
+
+
 def _rates(curves: dict[str, RateDistortion]) -> Table:
     ways = [f"{name} {direction(curve.rate.tolist())}" for name, curve in curves.items()]
     return Table(
@@ -178,10 +182,7 @@ def _rates(curves: dict[str, RateDistortion]) -> Table:
             "the same key."
         ),
         columns=headings("T", *(f"{name} [nats]" for name in curves)),
-        rows=tuple(
-            (temperature, *(float(curve.rate[place]) for curve in curves.values()))
-            for place, temperature in enumerate(TEMPERATURES)
-        ),
+        rows=_by_temperature(curves, "rate"),
     )
 
 
@@ -194,10 +195,7 @@ def _distortions(curves: dict[str, RateDistortion]) -> Table:
             f"{sharp:.2g} of its squared size). A higher rate is not a better output of this head."
         ),
         columns=headings("T", *curves),
-        rows=tuple(
-            (temperature, *(float(curve.distortion[place]) for curve in curves.values()))
-            for place, temperature in enumerate(TEMPERATURES)
-        ),
+        rows=_by_temperature(curves, "distortion"),
     )
 
 

@@ -39,9 +39,7 @@ FACTS = ("scale", "softcap", "causal", "window")
 """Its metadata."""
 
 
-def fingerprint_of_folder(
-    folder: Path, *, rows: int = ROWS, heads: Iterable[int] | None = None, name: str | None = None
-) -> Fingerprint:
+def fingerprint_of_folder(folder: Path, *, rows: int = ROWS, heads: Iterable[int] | None = None) -> Fingerprint:
     """A fingerprint of the layers in a folder, a safetensors file each, in the order of their names (numbers count)."""
     chosen = check_heads("fingerprint", heads)
     files = sorted(folder.glob("*.safetensors"), key=_natural)
@@ -62,7 +60,7 @@ def fingerprint_of_folder(
     if len(hashes) > 1:
         raise InputError(f"the files in {clean_name(folder.name)} are of different token_ids.")
     hashed = next(iter(hashes), None)
-    return Fingerprint(name or folder.name, hashed, lengths, tuple(sites), {}, {"versions": versions()})
+    return Fingerprint(folder.name, hashed, lengths, tuple(sites), {}, {"versions": versions()})
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:
