@@ -125,24 +125,23 @@ class Experiment:
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``attemper lab NAME --json``, schema 1: NaN and infinities are null."""
-        return {"schema": SCHEMA, "experiment": self.name} | _plain(
-            {"question": self.question, "seed": self.seed, "tables": self.tables, "charts": self.charts}
-        )
+        found = json_value(asdict(self))
+        return {"schema": SCHEMA, "experiment": found.pop("name"), **found}
 
     def to_json(self, indent: int | None = None) -> str:
         spaces = indentation(indent, "result")
         return json.dumps(self.to_dict(), indent=spaces, ensure_ascii=False, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
-    """Records as dicts and lists, numbers that JSON cannot write as None."""
+def json_value(value: Any, digits: int | None = None) -> Any:
+    """What JSON can hold: numbers that it cannot write as None, others with so many ``digits``; None for all."""
     if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
+        return {str(name): json_value(part, digits) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(part) for part in value]
-    if isinstance(value, Table | Chart):
-        return _plain(asdict(value))
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [json_value(part, digits) for part in value]
+    if not isinstance(value, float):
+        return value
+    return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")
 
 
 @contextmanager

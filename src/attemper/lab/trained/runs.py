@@ -27,6 +27,7 @@ from attemper.documents import parse_json
 from attemper.errors import InputError
 from attemper.files import replacement
 from attemper.lab.corpus import Corpus, standard_library
+from attemper.lab.experiment import json_value
 from attemper.lab.trained.training import Run, trained
 
 SCHEMA = 1
@@ -163,12 +164,5 @@ def _make(folder: Path) -> None:
         raise InputError(f"lab: the folder {str(folder)!r} is write-protected. Name another one with --out.")
 
 
-def plain(value: Any) -> Any:
-    """What JSON can hold: numbers that are none as null, others with six digits."""
-    if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if abs(value) < float("inf") else None
-    return value
+plain = partial(json_value, digits=6)
+"""What JSON can hold, numbers with six digits."""
