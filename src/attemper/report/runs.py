@@ -9,7 +9,8 @@ import base64
 import json
 import string
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,11 @@ def runs_page(given: Sequence[StoredRun]) -> str:
     about = "runs", ("page", "runs"), _SCRIPTS
     room = LARGEST_BYTES - len(page_of(*about, data, **words).encode()) - 100
     each = sum(label.heads for run in runs for label in run.sites) * len(names)
-    read: dict[tuple[int, SiteKey, str], Course] = {}
-    packed, heads = "", False
+    read, packed, heads = cache(Course.of), "", False
     for many, heads in _EXTENTS:
         if heads and each * many > room:  # a number takes more than a byte
             continue
-        packed = _pack([_courses(runs, at, keys, names, many, heads, read) for at in range(len(runs))])
+        packed = _pack([_courses(run, keys, names, many, heads, read) for run in runs])
         if len(packed) <= room:
             break
     return page_of(*about, data | {"packed": packed, "single": heads}, **words)
@@ -159,26 +159,22 @@ def _heads(runs: Sequence[StoredRun], key: SiteKey) -> int:
 
 
 def _courses(
-    runs: Sequence[StoredRun],
-    at: int,
+    run: StoredRun,
     keys: Sequence[SiteKey],
     names: Sequence[str],
     most: int,
     heads: bool,
-    read: dict[tuple[int, SiteKey, str], Course],
+    read: Callable[[StoredRun, str, SiteKey], Course],
 ) -> dict[str, list[Any]]:
     """Statistic -> of each site its steps, the mean over its heads or the largest, and each head; or None."""
-    run, found = runs[at], {}
     labels = {label.key: label for label in run.sites}
-    for name in (name for name in names if name in run.statistics):
-        found[name] = []
+    found: dict[str, list[Any]] = {name: [] for name in names if name in run.statistics}
+    for name in found:
         for key in keys:
             if key not in labels:
                 found[name].append(None)
                 continue
-            if (at, key, name) not in read:
-                read[at, key, name] = Course.of(run, name, key)
-            course = read[at, key, name].coarser(most)
+            course = read(run, name, key).coarser(most)
             single = [_numbers(one) for one in course.farthest.T] if heads else []
             before = labels[key].first_head if heads else 0
             whole = getattr(course.over_heads, _over(name))[:, 0]
