@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from attemper import files
-from attemper.control.temperature_file import write
+from attemper.control.saved_model import write
 from attemper.documents import read_foreign
 from attemper.errors import InputError
 from attemper.files import write_whole

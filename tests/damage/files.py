@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import attemper
 from attemper.cli.runs import _row
 from attemper.control.calibration import Calibration
-from attemper.control.saved_model import parts_in
-from attemper.control.temperature_file import read_temperatures, write_temperatures
+from attemper.control.saved_model import parts_in, read_temperatures, write_temperatures
 from attemper.fingerprints.taking.engine import fingerprint_of_folder
 from attemper.nn import LearnedTemperature
 from attemper.readings.part_file import merge_files

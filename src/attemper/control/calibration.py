@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from attemper.checks import indentation
 from attemper.control.fold import fold_
+from attemper.control.saved_model import place, read, write
 from attemper.control.temper import Tempered, temper
-from attemper.control.temperature_file import place, read, write
 from attemper.documents import check_document, load_record
 from attemper.errors import InputError
 from attemper.nn.temperature import FixedTemperature

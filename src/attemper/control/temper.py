@@ -20,8 +20,7 @@ from attemper.call.normalizer import normalization
 from attemper.control.fold import constant, fold_
 from attemper.control.handle import Handle
 from attemper.control.one_call import OneCall, end_pass
-from attemper.control.saved_model import accompany, unaccompany
-from attemper.control.temperature_file import read_temperatures, write_temperatures
+from attemper.control.saved_model import accompany, read_temperatures, unaccompany, write_temperatures
 from attemper.errors import InputError
 from attemper.nn.normalizers import MODULES, Normalizer
 from attemper.nn.temperature import (

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.checks import one_of
-from attemper.control.saved_model import FIELD, FILE
+from attemper.control.saved_model import FIELD, FILE, TENSORS
 from attemper.control.temper import Tempered
-from attemper.control.temperature_file import FILE as TENSORS
 from attemper.documents import read_foreign
 from attemper.errors import InputError, needs
 from attemper.integrations.checkpoint import PLACES, check_folder
