@@ -65,37 +65,34 @@ REPRODUCED = 2.0
 """A cause reproduces a run if it leaves at most so many times the largest difference that rounding explains."""
 
 
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """Queries [H, P, D] and keys [G, P, D] that run b must have if the cause is right."""
+def finding_of(
+    pair: SitePair,
+    kind: str,
+    query: np.ndarray,
+    key: np.ndarray,
+    words: str,
+    *,
+    value: float | None = None,
+    heads: tuple[int, ...] | None = None,
+    fitted: float = 1.0,
+) -> Finding:
+    """A cause by the queries [H, P, D] and keys [G, P, D] that run b must have if it is right.
 
-    kind: str
-    query: np.ndarray
-    key: np.ndarray
-    words: str
-    value: float | None = None
-    heads: tuple[int, ...] | None = None
-    fitted: float = 1.0
-    """By how much what is left must be raised for the numbers that were fitted to it."""
-
-    def finding(self, pair: SitePair) -> Finding:
-        """The cause, and what it leaves of heads that are beyond rounding: the share of their squared difference, or of
-        run a or b itself, whichever is least. What is much smaller than its twin is not explained by a factor of 0.
-        """
-        limit = MARGIN * floor.vectors(pair)
-        left = total = worst = 0.0
-        for expected, (a, b), level in (
-            (self.query, pair.query, pair.query_level),
-            (self.key, pair.key, pair.key_level),
-        ):
-            apart = np.linalg.norm(b - expected, axis=-1)
-            size = np.minimum(np.linalg.norm(b, axis=-1), np.linalg.norm(expected, axis=-1))
-            relative = apart / np.maximum(np.maximum(size, 1e-9 * apart), 1e-300)
-            worst = max(worst, *map(pair.level, relative))
-            left += self.fitted * float((apart[level > limit] ** 2).sum())
-            total += min(float((part[level > limit] ** 2).sum()) for part in (b - a, a, b))
-        residual, reproduced = left / total if total else 1.0, worst <= REPRODUCED * limit
-        return Finding(self.kind, "q and k", residual, self.value, self.heads, self.words, reproduced=reproduced)
+    What it leaves is of heads that are beyond rounding: the share of their squared difference, or of run a or b itself,
+    whichever is least. What is much smaller than its twin is not explained by a factor of 0. ``fitted``: by how much
+    what is left must be raised for the numbers that were fitted to it.
+    """
+    limit = MARGIN * floor.vectors(pair)
+    left = total = worst = 0.0
+    for expected, (a, b), level in ((query, pair.query, pair.query_level), (key, pair.key, pair.key_level)):
+        apart = np.linalg.norm(b - expected, axis=-1)
+        size = np.minimum(np.linalg.norm(b, axis=-1), np.linalg.norm(expected, axis=-1))
+        relative = apart / np.maximum(np.maximum(size, 1e-9 * apart), 1e-300)
+        worst = max(worst, *map(pair.level, relative))
+        left += fitted * float((apart[level > limit] ** 2).sum())
+        total += min(float((part[level > limit] ** 2).sum()) for part in (b - a, a, b))
+    residual, reproduced = left / total if total else 1.0, worst <= REPRODUCED * limit
+    return Finding(kind, "q and k", residual, value, heads, words, reproduced=reproduced)
 
 
 def slope(aa: np.ndarray, ab: np.ndarray, bb: np.ndarray, pair: SitePair) -> np.ndarray:

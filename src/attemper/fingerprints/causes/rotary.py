@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from attemper.fingerprints.finding import Finding, Prediction, short
+from attemper.fingerprints.finding import Finding, finding_of, short
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.site import VECTOR_ROWS
 
@@ -65,10 +65,10 @@ def find(pair: SitePair) -> Iterator[Finding]:
     if pair.a.kind != "self":
         return  # positions of what cross attention reads are others
     for parts in ((True, True), (True, False), (False, True)):
-        turned = [one.finding(pair) for one in _angles(pair, parts)] if len(places_of(pair.a.query)) > 2 else []
+        turned = list(_angles(pair, parts)) if len(places_of(pair.a.query)) > 2 else []
         # A number that makes run b of run a has two angles at most, and says more than one for each pair.
         yield from [one for one in turned if one.reproduced and one.value is not None] or turned
-    yield from (one.finding(pair) for one in _layouts(pair))
+    yield from _layouts(pair)
 
 
 def places_of(vectors: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ def places_of(vectors: np.ndarray) -> np.ndarray:
     return np.array(VECTOR_ROWS[: vectors.shape[1]])
 
 
-def _angles(pair: SitePair, parts: tuple[bool, bool]) -> Iterator[Prediction]:
+def _angles(pair: SitePair, parts: tuple[bool, bool]) -> Iterator[Finding]:
     """Queries, keys or both (``parts``) turn by other angles per token: with their number, and as they are."""
     chosen = [vectors for vectors, wanted in zip((pair.query, pair.key), parts, strict=True) if wanted]
     a, b = (np.concatenate(part) for part in zip(*chosen, strict=True))
@@ -99,7 +99,7 @@ def _angles(pair: SitePair, parts: tuple[bool, bool]) -> Iterator[Prediction]:
                 _features(part[0], length * as_pairs(part[0], pairing) * np.exp(1j * places[:, None] * fit), pairing)
                 for part in (pair.query, pair.key)
             ]
-            yield from (replace(one, value=value) for one in _either(pair, made, words + more))
+            yield from _either(pair, made, words + more, value)
 
 
 def _slopes(turned: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -146,7 +146,7 @@ def _is_of_one_base(theta: np.ndarray) -> bool:
     return bool((np.abs(steps - steps[:1]) < 1e-3 * np.abs(steps[:1])).all())
 
 
-def _layouts(pair: SitePair) -> Iterator[Prediction]:
+def _layouts(pair: SitePair) -> Iterator[Finding]:
     """The same features, each run with its own pairing; or in the order of another pairing."""
     places = places_of(pair.a.query)
     ways = [(pairing, n, theta) for pairing in pairings(pair) for n, theta in enumerate(angles_of(pair, pairing.count))]
@@ -163,7 +163,7 @@ def _layouts(pair: SitePair) -> Iterator[Prediction]:
             yield from _either(pair, [turn(part[..., order], one, theta, places) for part in plain], words)
 
 
-def _either(pair: SitePair, made: list[np.ndarray], words: str) -> Iterator[Prediction]:
+def _either(pair: SitePair, made: list[np.ndarray], words: str, value: float | None = None) -> Iterator[Finding]:
     """Of queries and keys or of one alone, whichever leaves least, if it leaves little."""
     both = (pair.query, pair.key)
     total = [((b - a) ** 2).sum() for a, b in both]
@@ -172,7 +172,7 @@ def _either(pair: SitePair, made: list[np.ndarray], words: str) -> Iterator[Pred
     if any(wanted) and sum(map(min, left, total)) < 0.5 * sum(total):
         which = "" if all(wanted) else ", of queries alone" if wanted[0] else ", of keys alone"
         query, key = (one if mark else part[0] for one, mark, part in zip(made, wanted, both, strict=True))
-        yield Prediction("rotary", query, key, words + which)
+        yield finding_of(pair, "rotary", query, key, words + which, value=value)
 
 
 def _orders(pairing: Pairing, size: int) -> Iterator[np.ndarray]:

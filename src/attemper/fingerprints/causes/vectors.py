@@ -10,7 +10,7 @@ import numpy as np
 from attemper.fingerprints import floor
 from attemper.fingerprints.causes.rotary import Pairing, angles_of, pairings, places_of, turn
 from attemper.fingerprints.causes.scores import log_length
-from attemper.fingerprints.finding import REPRODUCED, Finding, Prediction, in_words, short, slope
+from attemper.fingerprints.finding import REPRODUCED, Finding, finding_of, in_words, short, slope
 from attemper.fingerprints.pair import SitePair
 from attemper.fingerprints.site import MARGIN, PAIRS
 
@@ -127,7 +127,7 @@ def head_order(pair: SitePair) -> Iterator[Finding]:
         kind = "grouping" if each and not moved[0].any() else "head_order"
         heads = pair.heads(next(mark for mark in moved if mark.any()))
         made = pair.query[0][orders[0]], pair.key[0][orders[1]]
-        yield Prediction(kind, *made, f"{', and '.join(said)} of run a", heads=heads).finding(pair)
+        yield finding_of(pair, kind, *made, f"{', and '.join(said)} of run a", heads=heads)
 
 
 def _order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -143,10 +143,10 @@ def other_projection(pair: SitePair) -> Iterator[Finding]:
     if pair.query[0].shape != pair.key[0].shape:
         return
     words = "queries of run b are the keys of run a, and its keys the queries of run a"
-    yield Prediction("swapped", pair.key[0], pair.query[0], words).finding(pair)
+    yield finding_of(pair, "swapped", pair.key[0], pair.query[0], words)
     for name, one in (("b", pair), ("a", SitePair(pair.number, pair.b, pair.a))):
         for made, words in ((one.query[0], "its keys are its queries"), (one.key[0], "its queries are its keys")):
-            yield Prediction("not_loaded", made, made, f"in run {name} {words}").finding(one)
+            yield finding_of(one, "not_loaded", made, made, f"in run {name} {words}")
 
 
 def apart(pair: SitePair, heads: tuple[int, ...] | None) -> Finding:
@@ -186,7 +186,7 @@ def bias(pair: SitePair) -> Iterator[Finding]:
             change = turn(b - a, pairing, theta, -places).mean(1, keepdims=True)
             made.append(a + turn(np.repeat(change, len(places), 1), pairing, theta, places))
         fitted = least / (least - 1)
-        yield Prediction("bias", made[0], made[1], words, heads=heads, fitted=fitted).finding(pair)
+        yield finding_of(pair, "bias", made[0], made[1], words, heads=heads, fitted=fitted)
 
 
 def key_rounding(pair: SitePair) -> Finding | None:
