@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -114,8 +113,8 @@ def calibrate(
         objective = Objective(model, counted, fitting, "fitting", seed, list(searched.values()), per)
         most = _steps(steps, method, objective.count)
         counted.most = 2 * len(held_out) + most * len(fitting)
-        found = METHODS[method](objective, objective.count, limits, most)
-        objective.give(found.logs)
+        logs, converged = METHODS[method](objective, objective.count, limits, most)
+        objective.give(logs)
         after = judged.losses()
         temperatures = {name: tuple(part.value().double().tolist()) for name, part in searched.items()}
     return Calibration(
@@ -128,7 +127,7 @@ def calibrate(
         fitting=len(fitting),
         held_out=len(held_out),
         evaluations=objective.evaluations,
-        converged=found.converged,
+        converged=converged,
         bounds=limits,
     )
 
@@ -314,14 +313,8 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-@dataclass(frozen=True)
-class Minimum:
-    """Where a search ended."""
-
-    logs: Tensor
-    """[n] float64."""
-    converged: bool
-    """Whether it ended because nothing moved any more, not because its evaluations were spent."""
+Minimum = tuple[Tensor, bool]
+"""Where a search ended, [n] float64; and whether nothing moved any more, or its evaluations were spent."""
 
 
 def by_gradient(objective: Objective, count: int, bounds: tuple[float, float], steps: int) -> Minimum:
@@ -335,7 +328,7 @@ def by_gradient(objective: Objective, count: int, bounds: tuple[float, float], s
     value, gradient = objective.gradient(_within(free, middle, width))
     steepest = float(gradient.abs().max()) * width
     if steepest < _NO_GRADIENT:
-        return Minimum(_within(free, middle, width), True)
+        return _within(free, middle, width), True
     best, scale = (value, _within(free, middle, width)), _FIRST_STEP / (steepest * width)
     known: list[tuple[float, Tensor]] = [(value, gradient)]
 
@@ -356,7 +349,7 @@ def by_gradient(objective: Objective, count: int, bounds: tuple[float, float], s
         tolerance_change=1e-7,
     )
     optimizer.step(closure)  # type: ignore[arg-type]
-    return Minimum(best[1], objective.evaluations < steps)
+    return best[1], objective.evaluations < steps
 
 
 def _within(free: Tensor, middle: float, width: float) -> Tensor:
@@ -381,14 +374,14 @@ def by_grid(objective: Objective, count: int, bounds: tuple[float, float], steps
             moved = 0.0
             for direction in directions:
                 if objective.evaluations >= steps:
-                    return Minimum(logs, False)
+                    return logs, False
                 place = float(logs[direction.bool()][0])
                 to, value = _along(_line(objective, logs, direction, place), place, value, step, low, high)
                 logs = logs + direction * (to - place)
                 moved = max(moved, abs(to - place))
             if moved < _STILL or number == 0:
                 break
-    return Minimum(logs, True)
+    return logs, True
 
 
 def _line(objective: Objective, logs: Tensor, direction: Tensor, place: float) -> Callable[[float], float]:
