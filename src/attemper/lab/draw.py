@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from attemper.errors import InputError, needs
+from attemper.files import check_target, write_whole
 from attemper.lab.experiment import Chart, Experiment
 
 STYLES = (
@@ -24,29 +26,24 @@ STYLES = (
 """Colour (told apart by colour-blind readers), dash and mark of each curve: without colour, dash and mark are left."""
 
 
-def check_picture(path: str | os.PathLike[str]) -> Path:
-    """Where a picture for ``path`` goes, once it is certain that one can be drawn: before the work, not after it.
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Refuses a ``path`` where no picture can be written: before the work, not after it.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        InputError: the name does not end in .png, the folder is missing or cannot be written to, or ``path`` is
-            something other than a file.
+        InputError: the name does not end in .png, or as ``check_target``.
     """
     _figure()
-    target = Path(path).resolve()
-    if target.suffix.lower() != ".png":
-        raise InputError(_message(path, "a PNG picture needs a name that ends in .png"))
-    if target.exists() and not target.is_file():
-        raise InputError(_message(path, "it is a folder or a device, not a file"))
-    if not target.parent.is_dir():
-        raise InputError(_message(path, f"there is no folder {str(Path(path).parent)!r}"))
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise InputError(_message(path, "it is write-protected"))
-    return target
+    if Path(path).suffix.lower() != ".png":
+        raise InputError(
+            f"the picture cannot be written to {os.fspath(path)!r}: a PNG picture needs a name that ends in .png. "
+            "Name a file in a folder that exists, such as lab.png."
+        )
+    check_target(path, "picture")
 
 
 def draw(experiment: Experiment, path: str | os.PathLike[str]) -> Path:
-    """Draws every chart of an experiment into one PNG file, and returns where it is.
+    """Draws every chart of an experiment into one PNG file, whole or not at all, and returns where it is.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -54,7 +51,7 @@ def draw(experiment: Experiment, path: str | os.PathLike[str]) -> Path:
     """
     if not experiment.charts:
         raise InputError(f"experiment {experiment.name} has no chart to draw.")
-    target = check_picture(path)
+    check_picture(path)
     count = len(experiment.charts)
     columns = 1 if count == 1 else 2
     figure = _figure()(figsize=(5.6 * columns, 3.9 * math.ceil(count / columns)), layout="constrained")
@@ -63,12 +60,10 @@ def draw(experiment: Experiment, path: str | os.PathLike[str]) -> Path:
         _draw(axes, chart)
     for axes in list(grid.flat)[count:]:
         axes.set_axis_off()
-    try:
-        # Without a date: the same experiment gives the same bytes under the same version, which they name.
-        figure.savefig(target, format="png", dpi=130)
-    except OSError as error:
-        raise InputError(_message(path, error.strerror or str(error))) from error
-    return target
+    png = BytesIO()
+    # Without a date: the same experiment gives the same bytes under the same version, which they name.
+    figure.savefig(png, format="png", dpi=130)
+    return write_whole(path, png.getvalue(), "picture")
 
 
 def _figure() -> Any:
@@ -76,11 +71,6 @@ def _figure() -> Any:
     with needs("A picture of an experiment", "matplotlib", "plot"):
         from matplotlib.figure import Figure
     return Figure
-
-
-def _message(path: str | os.PathLike[str], reason: str) -> str:
-    name = os.fspath(path)
-    return f"no picture can be written to {name!r}: {reason}. Name a file in a folder that exists, such as lab.png."
 
 
 def _draw(axes: Any, chart: Chart) -> None:
