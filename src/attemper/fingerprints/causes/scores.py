@@ -1,8 +1,7 @@
 """Causes between the raw dot product and the weights: each run's own final score as a function of its own q.k.
 
 ``final = cap tanh(m q.k / cap) + bias`` holds in each run exactly, so that what rounding did to q and k cancels.
-Compared are m by row (scale, log n), cap, what is added by key or by distance, and the sink that follows from the kept
-mass.
+Compared are m by row (scale, log n), cap, what is added by key or by distance, and the sink, from the kept mass.
 """
 
 from __future__ import annotations
