@@ -42,6 +42,9 @@ class Sums:
         self.total = self.total + other.total
         self.monotone = self.monotone and other.monotone
 
+    def on_host(self) -> Sums:
+        return Sums(self.total.cpu(), self.monotone)
+
 
 def refusal(where: str, module: nn.Module) -> str:
     return (

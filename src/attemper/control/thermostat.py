@@ -188,7 +188,7 @@ class Thermostat(Handle):
             What was found and done, by site; sites that did not run are left out.
         """
         low, high = self._band(self.steps)
-        measured = {name: meter.sums for name, meter in self._meters.items() if meter.sums is not None}
+        measured = {name: meter.sums.on_host() for name, meter in self._meters.items() if meter.sums is not None}
         for meter in self._meters.values():
             meter.sums = None
         self.readings = {}
@@ -198,7 +198,7 @@ class Thermostat(Handle):
             first = self._meters[name].first_head
             own = parts.get(first) if first is not None else next(iter(parts.values())) if len(parts) == 1 else None
             if own is not None:  # heads of a layer that ran on other ranks only are theirs
-                layer = torch.stack([sums.total.cpu().sum(1) for sums in parts.values()]).sum(0)
+                layer = torch.stack([sums.total.sum(1) for sums in parts.values()]).sum(0)
                 self.readings[name] = self._move(self._temperatures[name], own, layer, low, high)
         self.steps += 1
         return self.readings
@@ -273,8 +273,7 @@ class Thermostat(Handle):
 
     def _move(self, part: HeldTemperature, sums: Sums, layer: Tensor, low: float, high: float) -> Reading:
         """``layer``: the sums [3] over all heads of the layer."""
-        total = sums.total.cpu()
-        rows = total[2]
+        total, rows = sums.total, sums.total[2]
         pooled = total if self.per == "head" else layer[:, None].expand_as(total)
         entropy, slope = pooled[0] / pooled[2], pooled[1] / pooled[2]
         wrong = (low - entropy).clamp(min=0) - (entropy - high).clamp(min=0)
@@ -310,18 +309,11 @@ def _check(sites: list[Site]) -> None:
 def _sum_over(group: ProcessGroup, mine: dict[str, dict[int | None, Sums]]) -> dict[str, dict[int | None, Sums]]:
     """The sums of all ranks of a group; those of the same heads added up."""
     gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(
-        gathered,
-        {
-            name: {first: (sums.total.cpu(), sums.monotone) for first, sums in parts.items()}
-            for name, parts in mine.items()
-        },
-        group,
-    )
+    torch.distributed.all_gather_object(gathered, mine, group)
     joined: dict[str, dict[int | None, Sums]] = {}
     for found in gathered:
         for name, parts in found.items():
-            for first, (total, monotone) in parts.items():
-                before = joined.setdefault(name, {}).setdefault(first, Sums(torch.zeros_like(total), monotone))
-                before.add(Sums(total, monotone))
+            for first, sums in parts.items():
+                before = joined.setdefault(name, {}).setdefault(first, Sums(torch.zeros_like(sums.total), True))
+                before.add(sums)
     return joined
