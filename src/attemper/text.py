@@ -57,6 +57,8 @@ def token_text(token: str) -> str:
 
 
 LONGEST_NAME = 200
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula."""
 
 
 def call_of(name: str) -> tuple[str, int]:
@@ -73,6 +75,11 @@ def call_of(name: str) -> tuple[str, int]:
 def clean_name(name: object) -> str:
     """A name that others chose as it stands in a message: ``clean``, and cut where it is too long to read."""
     return cut(clean(name), LONGEST_NAME)
+
+
+def csv_cell(value: Any) -> Any:
+    """Text for a cell of a CSV file: with a quote before what a spreadsheet would calculate. Numbers as they are."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def columns_that_fit(columns: Mapping[str, Sequence[str]], room: int) -> list[str]:

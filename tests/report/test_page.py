@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from attemper.cli.heads import heads_csv
 from attemper.readings.reading import Reading
 from attemper.report.document import as_csv, file_name, towers
 from attemper.report.page import ECHARTS, ECHARTS_SHA256, scan_page
@@ -175,8 +176,10 @@ def test_the_files_in_a_page_hold_every_number_exactly(name: str) -> None:
 
 def test_what_a_spreadsheet_would_calculate_is_text() -> None:
     sites = tuple(readings.site(f"{first}1+1", 1) for first in "=+-@x")
-    found = [line["site"] for line in csv.DictReader(io.StringIO(as_csv(readings.reading(*sites))))]
-    assert found == ["'=1+1", "'+1+1", "'-1+1", "'@1+1", "x1+1"]
+    reading = readings.reading(*sites)
+    for text in (as_csv(reading), heads_csv(reading, None)):
+        found = [line["site"] for line in csv.DictReader(io.StringIO(text))]
+        assert found == ["'=1+1", "'+1+1", "'-1+1", "'@1+1", "x1+1"]
 
 
 def test_a_file_has_a_plain_name() -> None:

@@ -76,6 +76,9 @@ def test_csv_has_the_same_rows_in_the_fewest_digits_and_whole_counts(tmp_path: P
     np.testing.assert_array_equal(found, run.history("entropy", "layers.1.attn", 0).values)
     assert all(row["nonfinite_rows"].isdigit() for row in rows)
     assert (head[0]["layer"], head[0]["kind"], head[0]["mode"]) == ("1", "self", "train")
+    written(tmp_path / "b", [sample(1, (replace(sites(1)[0], name="=1+1"),))])
+    export.to_csv(open_run(tmp_path / "b").ranks, tmp_path / "b.csv")
+    assert {row["site"] for row in csv.DictReader((tmp_path / "b.csv").read_text("utf-8").splitlines())} == {"'=1+1"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")

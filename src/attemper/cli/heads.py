@@ -11,7 +11,7 @@ from attemper.checks import one_of
 from attemper.cli.output import cell_text
 from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, column_of, head_rows
 from attemper.statistics import SHOWN
-from attemper.text import clean, columns_that_fit, count, plain_table
+from attemper.text import clean, columns_that_fit, count, csv_cell, plain_table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -57,9 +57,10 @@ def complete_statistic(incomplete: str) -> list[str]:
 def heads_csv(reading: Reading, order: Order | None) -> str:
     """A row for each head, exact; a number that is missing is an empty cell."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, HEAD_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(head_rows(reading.placed_heads if order is None else order.heads(reading)))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEAD_COLUMNS)
+    rows = head_rows(reading.placed_heads if order is None else order.heads(reading))
+    writer.writerows(map(csv_cell, row.values()) for row in rows)
     return text.getvalue()
 
 

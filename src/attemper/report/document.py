@@ -33,14 +33,11 @@ from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
 from attemper.report.texts import Message, basis, brief, encode, message, page_texts, reason, severity_title
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, cut, number, round_digits
+from attemper.text import clean, csv_cell, cut, number, round_digits
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
 """``values`` in the order of the quantities; ``histogram`` is the first filled bin, then counts;
 ``by_visible_keys`` is first, last, rows, entropy in nats and normalised entropy, again and again."""
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula."""
 
 
 @dataclass(frozen=True)
@@ -296,13 +293,8 @@ def as_csv(reading: Reading) -> str:
     writer = csv.writer(file, lineterminator="\n")
     if rows := head_rows(reading.placed_heads):
         writer.writerow(HEAD_COLUMNS)
-        writer.writerows(map(_cell, row.values()) for row in rows)
+        writer.writerows(map(csv_cell, row.values()) for row in rows)
     return file.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """Text as text: with a quote before what a spreadsheet would calculate."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def file_name(name: str) -> str:

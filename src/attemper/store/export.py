@@ -18,7 +18,7 @@ from attemper.readings.sample import SiteLabel
 from attemper.store.compaction import COUNTS
 from attemper.store.parts import OURS
 from attemper.store.ranks import Ranks
-from attemper.text import clean_name
+from attemper.text import clean_name, csv_cell
 
 if TYPE_CHECKING:
     import pandas
@@ -141,7 +141,7 @@ def _schema(ranks: Ranks, pyarrow: Any) -> Any:
 
 def _texts(name: str, column: Array) -> list[str]:
     if name in PLACE:
-        return ["" if value is None else str(value) for value in column.tolist()]
+        return ["" if value is None else str(csv_cell(value)) for value in column.tolist()]
     return ["" if value != value else str(int(value)) if name in COUNTS else str(value) for value in column]
 
 
