@@ -87,7 +87,7 @@ def measurement(
     ``first_keys`` [B, K] marks the first real tokens. ``rows``: of so many query rows only. ``known``: requests of the
     calls before this one.
     """
-    query, key, mask = (tensor if tensor is None else tensor.detach() for tensor in (query, key, mask))
+    query, key, mask = query.detach(), key.detach(), None if mask is None else mask.detach()
     with torch.no_grad():
         if known is not None and packing is None:
             request = known.request("attention", query, key, None, mask, options)

@@ -139,6 +139,8 @@ def _head(
     place: Mapping[str, Any], sums: Mapping[str, Sequence[float]], numbers: Mapping[str, float], fewest_keys: int
 ) -> HeadReading:
     errors = _standard_errors(sums)
+    counted: dict[str, Any] = {name: int(numbers[name]) for name in COUNTS}
+    shown: dict[str, Any] = {name: number(numbers[name]) for name in SHOWN}
     return HeadReading(
         **place,
         normalized_entropy_histogram=tuple(map(int, sums["histogram"])),
@@ -146,8 +148,8 @@ def _head(
         judged=numbers["judged_rows"] > 0,
         batches=None if errors is None else int(sums["batches"][0]),
         standard_errors=errors,
-        **{name: int(numbers[name]) for name in COUNTS},
-        **{name: number(numbers[name]) for name in SHOWN},
+        **counted,
+        **shown,
     )
 
 
