@@ -137,7 +137,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path):
 def test_the_example_merges_what_its_actors_scanned(tmp_path: Path):
     done = by_ray(tmp_path, str(ROOT / "examples" / "ray_scan.py"))
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "TransformerEncoder  2 sites, 8 heads, 2560 tokens" in done.stdout
+    assert "TransformerEncoder  2 sites, 8 heads, 2,560 tokens" in done.stdout
     assert "shards are missing" not in done.stdout
 
 
