@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -27,7 +28,11 @@ BEGIN, END = "<!-- output: begin -->", "<!-- output: end -->"
 LEFT_OUT: dict[str, dict[str, list[str] | None]] = json.loads(
     Path(__file__).with_name("lab_tables_left_out.json").read_text("utf-8")
 )
-"""Experiment -> title of a table -> how the rows begin that its page keeps; null leaves the whole table out."""
+"""Experiment -> title of a table -> how the rows begin that its page keeps; null leaves the whole table out.
+
+A title ends before the number of threads, which is this machine's.
+"""
+THREADS = re.compile(r", \d+ threads?$")
 COLUMNS = "110"
 MEASURED = "(measured on this machine)"
 SIGNED = b"Software\0"
@@ -88,7 +93,8 @@ def output(name: str, picture: Path | None = None) -> str:
 def shortened(name: str, printed: str) -> str:
     """Without the tables and rows that the page of this experiment leaves out; a last line says how many."""
     tables = LEFT_OUT.get(name, {})
-    parts = {part.partition("\n")[0].removesuffix(f" {MEASURED}"): part for part in printed.split("\n\n")}
+    all_parts = printed.split("\n\n")
+    parts = {THREADS.sub("", part.partition("\n")[0].removesuffix(f" {MEASURED}")): part for part in all_parts}
     if missing := [title for title in tables if title not in parts]:
         raise ValueError(f"{name} prints no table with the title {missing[0]!r}: mend lab_tables_left_out.json")
     gone = [title for title, starts in tables.items() if starts is None]

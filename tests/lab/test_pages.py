@@ -103,6 +103,11 @@ def test_a_page_leaves_out_the_tables_and_rows_that_are_listed_and_says_how_many
     assert script.shortened("scaling", printed) == f"{left}\n│ 30 │ 5 │\n│ 6 │ 7 │\n\n(1 more table in the terminal)"
     tables["another"] = ["3"]
     assert script.shortened("scaling", printed) == f"{left}\n\n(1 more table and 2 more rows in the terminal)"
+    with_threads = printed.replace("another (", "another, 16 threads (")
+    assert script.shortened("scaling", with_threads) == (
+        "scaling: why?\n\nanother, 16 threads (measured on this machine)\n│ 3 │ 4 │\n\n"
+        "(1 more table and 2 more rows in the terminal)"
+    )
     assert script.shortened("entropy-of-none", printed) == printed
     tables["another"] = ["3 4", "4"]
     with pytest.raises(ValueError, match="no row begins with '4'"):

@@ -236,8 +236,9 @@ def _times(times: dict[int, dict[str, float]]) -> Table:
     longest = LENGTHS[-1]
     growth = ", ".join(f"{times[longest][way] / times[LENGTHS[-2]][way]:.1f} ({way})" for way in WAYS)
     ordered = sorted(WAYS, key=lambda way: times[longest][way])
+    threads = torch.get_num_threads()
     return Table(
-        title=f"time of a forward pass, {HEADS} heads, d = {SIZE}, float32, {torch.get_num_threads()} threads",
+        title=f"time of a forward pass, {HEADS} heads, d = {SIZE}, float32, {threads} thread{'s' * (threads > 1)}",
         see=(
             f"From {LENGTHS[-2]} to {longest} tokens the operations grow 4 times, the time {growth} times. At n = "
             f"{longest}, from the fastest: {', '.join(ordered)}. The shortest of several runs is shown. Blocked "
