@@ -98,6 +98,7 @@ def _watched(model: nn.Module) -> Any:
 def test_copies_and_pickles_keep_their_temperatures_by_themselves():
     for former, name in (("wrap", "_forward"), ("wrap", "_Inert"), ("act", "Actions")):  # where pickles of 0.2 look
         assert getattr(importlib.import_module(f"attemper.sites.{former}"), name) is getattr(actions, name)
+    assert pickle.loads(b"cattemper.functional.sparse\nsparsemax\n.") is attemper.functional.sparsemax
     for model, run in ((small(), lambda m: m(IDS)), (built("llama")[0], lambda m: m(**built("llama")[1])[0])):
         handle = attemper.temper(model, temperature=LearnedTemperature(1, initial=2.0))
         expected = run(model)

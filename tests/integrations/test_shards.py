@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -197,3 +199,28 @@ def test_an_error_of_a_worker_is_raised_here(tmp_path: Path):
     (tmp_path / "texts.txt").write_text("another text\n" * 500)
     with pytest.raises(InputError, match=r"the texts of texts\.txt changed while they were read"):
         workers.run(work, range(2), 2, lambda texts: None)
+
+
+STARTS_TWO = """
+import multiprocessing, signal
+from attemper.distributed.workers import block_interrupts
+
+def tell(connection):
+    connection.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        ours, theirs = spawn.Pipe()
+        with block_interrupts():
+            spawn.Process(target=tell, args=(theirs,)).start()
+        print(ours.recv(), signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signal masks")
+def test_every_process_is_deaf_to_interrupts_the_first_too_and_its_parent_is_not(tmp_path: Path):
+    script = tmp_path / "two.py"
+    script.write_text(STARTS_TWO, "utf-8")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.split() == ["True", "False"] * 2, ended.stderr

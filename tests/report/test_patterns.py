@@ -190,3 +190,10 @@ def test_one_head_is_large_at_once(open_page: Open, tmp_path: Path) -> None:
     assert "gives 1 of its weight to key 1 “two”" in (shown.text_content("#large-said") or "")
     assert shown.evaluate("document.querySelector('#large-lines').getBoundingClientRect().height") == height
     assert "Left and right" not in shown.inner_text("#large")
+
+
+def test_weights_of_a_short_type_and_with_a_gradient_are_drawn(tmp_path: Path) -> None:
+    weights = torch.rand(3, 3, dtype=torch.bfloat16).requires_grad_()
+    one = Pattern(weights, tuple("abc"), "x", 0, tuple("abc"))
+    assert len(data_of(page(Patterns([one]), tmp_path))["stacks"]) == 1
+    assert "<td" in one._repr_html_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor
 
@@ -29,21 +30,34 @@ SHARED = ("mask", "multiplier", "first_keys", "span_keys")
 
 
 def part_of(
-    problem: Problem, sequences: slice | Sequence[int] = ALL, heads: slice = ALL, rows: slice = ALL, keys: slice = ALL
+    problem: Problem,
+    sequences: slice | Sequence[int] = ALL,
+    heads: slice = ALL,
+    rows: slice = ALL,
+    keys: slice = ALL,
+    **facts: Any,
 ) -> Problem:
     """The call of some of its sequences, heads (all that share a key head, or one), rows and keys, as views. Offsets of
-    documents stay as they are.
+    documents stay as they are. ``facts``: other fields that it has.
     """
     first, last, _ = heads.indices(problem.query.shape[1])
     groups = heads if heads == ALL else slice(first // problem.repeats, -(-last // problem.repeats))
     places = {"sequence": sequences, "head": heads, "group": groups, "row": rows, "key": keys}
-    changes: dict[str, Tensor] = {}
+    cut = [axis for axis, place in places.items() if place is not ALL]
+    fields = vars(problem)
     for name, axes in AXES.items():
-        tensor = getattr(problem, name)
-        if tensor is not None:
-            whole = [name in SHARED and size == 1 for size in tensor.shape]
-            changes[name] = tensor[tuple(ALL if one else places[axis] for axis, one in zip(axes, whole, strict=False))]
-    return problem.with_fields(**changes)
+        tensor = fields[name]
+        if tensor is None:
+            continue
+        # Axes that stay whole at the end are left out, and a tensor of which nothing is cut: documents are many.
+        for axis in cut:
+            if axis in axes:
+                dim = axes.index(axis)
+                if not (name in SHARED and tensor.shape[dim] == 1):
+                    tensor = tensor[(ALL,) * dim + (places[axis],)]
+        if tensor is not fields[name]:
+            facts[name] = tensor
+    return problem.with_fields(**facts)
 
 
 def side_by_side(numbers: Sequence[int]) -> slice | Sequence[int]:
@@ -78,5 +92,5 @@ def documents(problem: Problem) -> list[Document]:
 
 def _document(whole: Problem, rows: slice, keys: slice, number: int) -> Document:
     seed = None if whole.seed is None else whole.seed + 104_729 * number
-    part = part_of(whole, rows=rows, keys=keys)
-    return Document(part.with_fields(cu_seqlens_q=None, cu_seqlens_k=None, seed=seed), rows, keys)
+    part = part_of(whole, rows=rows, keys=keys, cu_seqlens_q=None, cu_seqlens_k=None, seed=seed)
+    return Document(part, rows, keys)

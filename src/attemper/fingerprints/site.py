@@ -133,7 +133,6 @@ class SiteFingerprint:
 
     def of_heads(self, chosen: Sequence[int] | np.ndarray, key: np.ndarray, **facts: Any) -> SiteFingerprint:
         """The same with these of its heads in this order, their keys, and other ``facts``."""
-        chosen = list(chosen)
         return replace(
             self,
             query=self.query[chosen],

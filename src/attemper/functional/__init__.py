@@ -1,6 +1,7 @@
 """Functions of tensors: attention with statistics, and measures of scores and weights."""
 
 from attemper.call.result import AttentionOutput, AttentionStats, HeadSummary, VisibleKeyCurve
+from attemper.former import FormerModule
 from attemper.functional.attention import attention, attention_statistics, dense_weights, varlen_attention
 from attemper.functional.information import (
     RateDistortion,
@@ -37,6 +38,8 @@ from attemper.functional.normalizers import (
 )
 from attemper.functional.temperature_of_entropy import entropy_slope, length_temperature, temperature_for_entropy
 from attemper.functional.temperature_search import SolvedTemperature
+
+FormerModule("attemper.functional.sparse", "attemper.functional.normalizers")
 
 __all__ = [
     "AttentionOutput",

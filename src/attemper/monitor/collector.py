@@ -201,11 +201,7 @@ class Collector(LiveSample):
             else:
                 self.skipped[name] = reason
         sums = {buffer: part for buffer, (_, part) in found.items()}
-
-        def add() -> None:
-            self.tapped = self.tapped.plus(named, sums, self.period)
-
-        self.guard("taps", add)
+        self.guard("taps", lambda: self.change_taps(lambda taps: taps.plus(named, sums, self.period)))
 
     def skip(self, module: nn.Module, reason: str, places: Places = frozenset()) -> None:
         # Counted as a call: a module of which another call is measured still shows that this one was not.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,7 @@ class LiveSample:
         self._tokens: Tensor | int = 0
         self._refused: dict[str, str] = {}
         self.tapped = TapSums(scope)
+        self._tapped_lock = Lock()
         self.shadowed = False
         """Whether the latest sample is of a shadow pass."""
         self.period = 0
@@ -192,6 +194,11 @@ class LiveSample:
         self._tokens, self._backends = snapshot.tokens, dict.fromkeys(snapshot.backends)
         self._read = snapshot.period
         self.tapped = snapshot.taps
+
+    def change_taps(self, change: Callable[[TapSums], TapSums]) -> None:
+        """Puts in place what ``change`` makes of the taps' sums. Compiled graphs may report from other threads."""
+        with self._tapped_lock:
+            self.tapped = change(self.tapped)
 
     def join_passes(self, passes: list[tuple[Snapshot, int]], last: dict[str, AttentionStats | CallSums]) -> None:
         """Makes one sample of passes, that of the last of them: its period, and its rows, which are ``last``.

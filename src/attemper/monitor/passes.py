@@ -230,8 +230,8 @@ class Passes(SampledSteps):
             enter_compiled(self._context, unwrap(self.model), args, kwargs)
             tokens = self._context.tokens.own
             if tokens is not None and self.sampling and tap_buffers.has_graphs(tokens.device):
-                collector = self._collector
-                collector.tapped = collector.tapped.with_padding(tokens, collector.period)
+                period = self._collector.period
+                self._collector.change_taps(lambda taps: taps.with_padding(tokens, period))
             return
         self.begin_sample()
         self._collector.begin()

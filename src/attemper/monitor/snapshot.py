@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from attemper.readings.reading import SiteReading, Skipped
 from attemper.readings.sample import FARTHEST_RANK, RANK_DIFFERENCE, Sample, SiteKey
 from attemper.readings.sums import plan_of
 from attemper.statistics import COUNTED, rowwise_names
-
-if TYPE_CHECKING:
-    pass
 
 
 class RankDifference(NamedTuple):

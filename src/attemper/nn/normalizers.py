@@ -220,17 +220,20 @@ class Entmax(_PerHead):
             self.log_excess.data = (self.log_excess.data - 1).clamp(min=self.FLOOR).log()
 
     @property
-    def value(self) -> float | Tensor:
+    def alpha(self) -> float | Tensor:
         """The number, or the tensor [num_heads], float32 at least: 1 + 1e-3 is 1 in half precision."""
         if self.log_excess is None:
             return super().value
         wide = torch.promote_types(self.log_excess.dtype, torch.float32)
         return 1 + bounded_exponential(self.log_excess.to(wide), self.FLOOR, self.CEILING)
 
-    alpha = value
+    @property
+    def value(self) -> float | Tensor:
+        """``alpha``."""
+        return self.alpha
 
     def normalization(self) -> Normalization:
-        return normalizer.entmax(self.value)
+        return normalizer.entmax(self.alpha)
 
 
 class Sigmoid(_PerHead):

@@ -41,10 +41,10 @@ SPREAD = (
 """Over batches, of which one has r rows and the sums s: how many there are, and the sums of r, r^2, s^2 and s r."""
 NUMBERS = (*COLUMNS, *BINNED, "rows_without_weight", *OTHERS, *(f"rows_of_{name}" for name in OTHERS), *SPREAD)
 """What stands in the array, in this order; ``ENOUGH_KEYS`` follow where they are needed."""
-COUNTS = {"rows": "rows", "empty_rows": "empty", "nonfinite_rows": "nonfinite"}
+COUNT_COLUMNS = {"rows": "rows", "empty_rows": "empty", "nonfinite_rows": "nonfinite"}
 """Quantity -> the sum that it is."""
 SIZES = ("queries", "keys")
-JUDGED = ("judged_rows", "judged_normalized_entropy", "judged_first_token_mass")
+JUDGED_QUANTITIES = ("judged_rows", "judged_normalized_entropy", "judged_first_token_mass")
 """Quantities that follow from the curves by visible keys."""
 
 
@@ -139,7 +139,7 @@ def _head(
     place: Mapping[str, Any], sums: Mapping[str, Sequence[float]], numbers: Mapping[str, float], fewest_keys: int
 ) -> HeadReading:
     errors = _standard_errors(sums)
-    counted: dict[str, Any] = {name: int(numbers[name]) for name in COUNTS}
+    counted: dict[str, Any] = {name: int(numbers[name]) for name in COUNT_COLUMNS}
     shown: dict[str, Any] = {name: number(numbers[name]) for name in SHOWN}
     return HeadReading(
         **place,
@@ -198,7 +198,7 @@ class Plan:
     """Which columns of the sums the numbers of heads follow from. A sampled step waits: few operations, and no loop."""
 
     quantities: tuple[str, ...]
-    """Statistics, ``COUNTS``, ``SIZES`` and ``JUDGED``, in this order."""
+    """Statistics, ``COUNT_COLUMNS``, ``SIZES`` and ``JUDGED_QUANTITIES``, in this order."""
     columns: np.ndarray
     """Of the means, of the rows that each is over, of what is shown as it is, and of rows without weight."""
     weighted: np.ndarray
@@ -224,13 +224,13 @@ class Plan:
         import numpy as np
 
         taken, many = sums.T[self.columns], len(self.means)
-        large = whole or taken[-1 - len(COUNTS) : -1].max(initial=0.0) > MOST_EXACT
+        large = whole or taken[-1 - len(COUNT_COLUMNS) : -1].max(initial=0.0) > MOST_EXACT
         found = np.empty((len(self.quantities), len(sums)), np.float64 if large else np.float32)
         with np.errstate(all="ignore"):
             means = taken[:many] / (taken[many : 2 * many] - self.weighted * taken[-1])
             means[self.roots] = np.sqrt(means[self.roots])
             found[self.means], found[self.others] = means, taken[2 * many : -1]
-            sizes, judged = -len(SIZES) - len(JUDGED), -len(JUDGED)
+            sizes, judged = -len(SIZES) - len(JUDGED_QUANTITIES), -len(JUDGED_QUANTITIES)
             queries, keys, heads = zip(*sites, strict=True)
             found[sizes:judged] = np.repeat([queries, keys], heads, 1)
             curves = sums[:, self.curves].reshape(len(sums), len(CURVES), BINS)[..., self.first :].sum(2).T
@@ -241,7 +241,7 @@ class Plan:
 
 
 _OF_JUDGED = [CURVES.index("curve_normalized_entropy"), CURVES.index("curve_first_token_mass")]
-"""Which of ``CURVES`` the ``JUDGED`` means are of; the first is of rows."""
+"""Which of ``CURVES`` the ``JUDGED_QUANTITIES`` means are of; the first is of rows."""
 
 
 @lru_cache(maxsize=64)
@@ -250,10 +250,10 @@ def plan_of(stats: tuple[str, ...], fewest_keys: int) -> Plan:
 
     column = {name: place.start for name, place in places(fewest_keys).items()}
     shown = [name for name in SHOWN if STATISTIC_OF[name] in stats]
-    quantities = (*shown, *COUNTS, *SIZES, *JUDGED)
+    quantities = (*shown, *COUNT_COLUMNS, *SIZES, *JUDGED_QUANTITIES)
     means = [name for name in shown if SHOWN[name].reduction is not Reduction.LARGEST]
     names = [STATISTIC_OF[name] for name in means]
-    others = {name: STATISTIC_OF[name] for name in shown if name not in means} | COUNTS
+    others = {name: STATISTIC_OF[name] for name in shown if name not in means} | COUNT_COLUMNS
     rows = [f"rows_of_{name}" if f"rows_of_{name}" in column else "rows" for name in names]
     weighted = [
         rows_of == "rows" and STATISTICS[name].defined is not Rows.ALL

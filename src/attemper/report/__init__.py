@@ -1,6 +1,7 @@
-"""A reading as a page: one HTML file that opens offline, for people. Never imports torch.
+"""Readings and runs as pages, HTML files that open offline, and as tables in the terminal. Never imports torch.
 
-``page`` puts it together from ``templates`` and ``assets`` (ours) and ``vendor`` (ECharts); ``document`` is the data
+``page`` puts one together from ``templates`` and ``assets`` (ours) and ``vendor`` (ECharts); ``document`` is the data
 it carries, ``headline`` the sentence at its top, ``key_figures`` what is seen without scripts.
-``comparison`` is the page of two scans.
+``comparison``, ``check``, ``explanation``, ``patterns``, ``live``, ``history`` and ``runs`` are other pages,
+``overview`` is a run at a glance, ``scan_table`` and ``run_table`` are for the terminal.
 """

@@ -42,7 +42,9 @@ def patterns_page(name: str, heads: Iterable[Sequence[Any]], skipped: Iterable[S
 
 def _levels(own: Sequence[Any]) -> np.ndarray:
     """The root of each weight in ``FINEST`` steps, so that small ones keep their digits, or ``NO_NUMBER``."""
-    weights = np.stack([one.weights.numpy() for one in own])
+    found = (one.weights.detach() for one in own)
+    # NumPy has no bfloat16.
+    weights = np.stack([(each if each.element_size() > 2 else each.float()).numpy() for each in found])
     return np.where(np.isfinite(weights), np.rint(np.sqrt(weights.clip(0, 1)) * FINEST), NO_NUMBER).astype(np.uint8)
 
 

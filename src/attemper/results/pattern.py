@@ -263,13 +263,13 @@ def _png_of(figure: Any) -> bytes:
 
 
 def _largest(weights: Tensor) -> float:
-    known = weights[torch.isfinite(weights)]
+    known = weights.detach()[torch.isfinite(weights)]
     return float(known.max()) if known.numel() else 0.0
 
 
 def _colours(weights: Tensor) -> np.ndarray:
     """[Q, K, 3] bytes, from 0 to the largest weight."""
-    return colours((weights.double() / (_largest(weights) or 1.0)).numpy())
+    return colours((weights.detach().double() / (_largest(weights) or 1.0)).numpy())
 
 
 def _table(weights: Tensor, rows: tuple[str, ...], columns: tuple[str, ...]) -> str:

@@ -19,6 +19,7 @@ from attemper.fingerprints.causes.outputs import mismatch
 from attemper.fingerprints.encoding import round_rows
 from attemper.fingerprints.site import (
     COUNTS,
+    OF_HEADS,
     PAIRS,
     PROJECTIONS,
     STATISTICS,
@@ -66,6 +67,15 @@ class Rows:
     output: np.ndarray
     recomputed: np.ndarray
     tiled: np.ndarray
+
+    def of_heads(self, heads: Sequence[int]) -> Rows:
+        """The same rows of these heads alone."""
+        chosen = list(heads)
+        return replace(
+            self,
+            **{name: getattr(self, name)[:, chosen] for name in ("counts", "statistics")},
+            **{name: getattr(self, name)[chosen] for name in OF_HEADS},
+        )
 
 
 @dataclass(frozen=True, eq=False)

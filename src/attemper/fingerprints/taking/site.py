@@ -108,8 +108,6 @@ class SiteRows:
     facts: dict[str, Any]
     query: np.ndarray
     key: np.ndarray
-    kept_heads: tuple[int, ...] | None = None
-    """Numbers of those that the fingerprint has; None for all."""
     rows: list[Rows] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     keys: int = 0
@@ -131,8 +129,12 @@ class SiteRows:
                 f"fingerprint(heads=...): {clean_name(name)} has no head {max(asked)}, its {heads} are 0 to "
                 f"{heads - 1}."
             )
-        facts |= {**call.facts, "heads": heads, "kv_heads": groups, "head_dim": size}
-        return cls(name, call.kind, order, facts, call.query, call.key, chosen_heads(asked, heads, groups))
+        kept = chosen_heads(asked, heads, groups)
+        facts |= {**call.facts, "heads": heads, "kv_heads": groups, "head_dim": size, "kept_heads": kept}
+        query, key = call.query, call.key
+        if kept is not None:
+            query, key = query[list(kept)], key[list(key_numbers(kept, heads, groups))]
+        return cls(name, call.kind, order, facts, query, key)
 
     def add(self, call: CallRows) -> bool:
         """Keeps the chosen rows of a call; whether it is of as many heads as the first."""
@@ -140,7 +142,8 @@ class SiteRows:
             return False
         self.keys = max(self.keys, call.keys)
         self.lengths += call.lengths
-        self.rows += call.rows
+        kept = self.facts["kept_heads"]
+        self.rows += call.rows if kept is None else [rows.of_heads(kept) for rows in call.rows]
         count, entered = sum(len(rows.rows) for rows in call.rows), call.states["residual"]
         self.facts["width"] = self.facts.get("width") if entered is None else entered[0].shape[1]
         for name in _STATES:
@@ -158,7 +161,7 @@ class SiteRows:
         def all_of(name: str, axis: int) -> Any:
             return np.concatenate([getattr(rows, name) for rows in self.rows], axis)
 
-        site = SiteFingerprint(
+        return SiteFingerprint(
             name=self.name,
             kind=self.kind,
             order=self.order,
@@ -173,7 +176,3 @@ class SiteRows:
             query=self.query,
             key=self.key,
         )
-        kept = self.kept_heads
-        if kept is None:
-            return site
-        return site.of_heads(kept, self.key[list(key_numbers(kept, site.heads, site.kv_heads))], kept_heads=kept)

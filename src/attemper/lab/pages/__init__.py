@@ -81,7 +81,7 @@ def _own(name: str) -> str:
 def _data(name: str, seed: int) -> dict[str, Any]:
     from attemper.lab.temperature import CURVE
 
-    return {"temperatures": CURVE} | _OWN[name](import_module(f"attemper.lab.{name}"), seed)
+    return {"temperatures": CURVE} | _DATA[name](import_module(f"attemper.lab.{name}"), seed)
 
 
 def random_rows(seed: int) -> list[list[float]]:
@@ -96,7 +96,7 @@ def random_rows(seed: int) -> list[list[float]]:
     return [[round(score, DIGITS) for score in row] for row in rows.tolist()]
 
 
-_OWN: dict[str, Callable[[Any, int], dict[str, Any]]] = {
+_DATA: dict[str, Callable[[Any, int], dict[str, Any]]] = {
     "scaling": lambda lab, seed: {
         "divisors": lab.DIVISORS,
         "exponents": lab.EXPONENTS,
@@ -118,5 +118,5 @@ _OWN: dict[str, Callable[[Any, int], dict[str, Any]]] = {
     "complexity": lambda lab, _: {"per_score": len(lab.PER_SCORE), "bytes": lab.BYTES, "block": lab.ROWS},
 }
 """Experiment -> what its page needs of its module, for a seed."""
-PAGES = tuple(_OWN)
+PAGES = tuple(_DATA)
 """Experiments whose curves are formulas that a page can compute; the others read a model or train one."""
