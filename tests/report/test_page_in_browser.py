@@ -351,6 +351,7 @@ def test_heads_are_found_by_their_role_in_map_panel_and_table(open_page: Open) -
     ]
     inked = colours(page, ".map")
     page.locator("#all summary").click()
+    page.locator("#all-table tbody tr").first.wait_for()
     assert page.locator("#all-table tbody tr").count() == 4
     page.select_option("#role", "0")
     assert page.locator("#all-table tbody tr").count() == 2
