@@ -97,6 +97,6 @@ MUTANTS = (
     Mutant("dropout: the same places in every block", SCORES, "7_919 * low", "0 * low"),
     Mutant("dropout: not scaled up", SCORES, "return kept.mul_(values).div_(1 - problem.dropout_p)", "return kept.mul_(values)"),
     # The operator.
-    Mutant("packed: multiplier of the first rows for all documents", PARTS, "part_of(whole, rows=rows, keys=keys)", "part_of(whole, rows=rows, keys=keys).with_fields(multiplier=whole.multiplier[:, :, : rows.stop - rows.start])", PACKED),
+    Mutant("packed: multiplier of the first rows for all documents", PARTS, "return Document(part, rows, keys)", "return Document(part.with_fields(multiplier=whole.multiplier[:, :, : rows.stop - rows.start]), rows, keys)", PACKED),
     Mutant("packed: gradients of documents not added up", OPS, "target += gradient.to(result.dtype)", "target.copy_(gradient.to(result.dtype))", PACKED),
 )  # fmt: skip
