@@ -29,7 +29,7 @@ SKIP = re.compile(r"# fmt: skip$", re.MULTILINE)
 
 EVERYWHERE = (
     "checks",
-    "documents",
+    "file_schema",
     "errors",
     "files",
     "former",

@@ -15,8 +15,8 @@ import torch
 
 from attemper import files
 from attemper.control.saved_model import write
-from attemper.documents import read_foreign
 from attemper.errors import InputError
+from attemper.file_schema import read_foreign
 from attemper.files import write_whole
 from attemper.lab import model as lab
 from attemper.lab.trained.summary import write_results

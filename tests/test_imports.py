@@ -184,7 +184,7 @@ def found_in(path: str, source: str) -> list[str]:
             "attemper/backends/reference/softmax.py",
             "from attemper.call.operator import run\n",
             1,
-            "it may import checks, documents, errors, files, former, statistics, text",
+            "it may import checks, errors, file_schema, files, former, statistics, text",
         ),
         ("attemper/functional/a.py", "def f():\n    from attemper.nn import Softmax\n", 2, "imports layer 'nn'"),
         ("attemper/functional/a.py", "x = import_module('attemper.nn')\n", 1, "imports layer 'nn'"),

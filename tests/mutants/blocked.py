@@ -8,7 +8,7 @@ from tests.mutants.runner import Mutant
 FORWARD, BACKWARD, GRADIENTS, SCORES, PROBLEM = (
     f"backends/blocked/{name}.py" for name in ("softmax_forward", "softmax_backward", "gradients", "scores", "tiles")
 )
-OPS, PARTS = "call/operator.py", "call/partial_call.py"
+OPS, PARTS = "call/operator.py", "call/packing.py"
 TIES = ("tests/functional/test_attention.py::test_ties_for_the_maximum_send_its_gradient_to_the_lowest_key[blocked]",)
 DROPPED = (
     "tests/functional/test_attention.py::test_the_gradient_of_dropout_uses_the_weights_that_were_dropped[blocked]",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from attemper import InputError, Scan
-from attemper.documents import load_record
+from attemper.file_schema import load_record
 from attemper.readings.alarms import KINDS, by_kind, is_by_job
 from attemper.readings.limits import alarms
 from attemper.readings.reading import HEAD_COLUMNS, Alarm, HeadReading, Reading, head_rows

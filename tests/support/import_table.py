@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scripts.structure import parsed, room_of
 
-ANYWHERE = {"errors", "checks", "documents", "files", "former", "text", "statistics"}
+ANYWHERE = {"errors", "checks", "file_schema", "files", "former", "text", "statistics"}
 """May be imported by every layer above them; among themselves as the table says."""
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "files": {"errors", "text"},
     "former": set(),
-    "documents": {"errors", "files", "text"},
+    "file_schema": {"errors", "files", "text"},
     "schedules": set(),
     "backends": set(),
     "call": {"backends"},
@@ -64,7 +64,7 @@ FACADE = "attemper"
 WITHOUT_TORCH = {
     "errors",
     "checks",
-    "documents",
+    "file_schema",
     "files",
     "former",
     "text",

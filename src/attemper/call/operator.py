@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attemper.backends import table
 from attemper.backends.contract import NAMES, Gradients, Problem, Upstream
-from attemper.call.partial_call import Document, documents
+from attemper.call.packing import Document, documents
 
 _TYPES = {
     "Tensor": "Tensor",

@@ -1,4 +1,4 @@
-"""Packed documents: where each starts among the queries and the keys."""
+"""Packed documents: where each starts among the queries and the keys, and the call of each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from attemper.backends import table
 from attemper.backends.contract import Problem
 from attemper.call import transforms
+from attemper.call.partial_call import ALL, part_of
 from attemper.errors import InputError
 
 
@@ -70,3 +71,27 @@ def _check(rule: str, offsets: Tensor, total: int) -> None:
 def _assert_on_device(rule: str, offsets: Tensor, total: int) -> None:
     rising = (offsets[0] == 0) & (offsets[-1] == total) & (offsets.diff() >= 0).all()
     torch.ops.aten._assert_async.msg(rising, f"{rule}.")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a packed call (or the whole of a plain one), and where it stands."""
+
+    problem: Problem
+    rows: slice
+    keys: slice
+
+
+def documents(problem: Problem) -> list[Document]:
+    """A call cut where its documents start; reads the offsets on the host."""
+    if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
+        return [Document(problem, ALL, ALL)]
+    edges = zip(*(pairwise(starts.tolist()) for starts in (problem.cu_seqlens_q, problem.cu_seqlens_k)), strict=True)
+    bounds = [(slice(*of_rows), slice(*of_keys)) for of_rows, of_keys in edges]
+    return [_document(problem, rows, keys, number) for number, (rows, keys) in enumerate(bounds)]
+
+
+def _document(whole: Problem, rows: slice, keys: slice, number: int) -> Document:
+    seed = None if whole.seed is None else whole.seed + 104_729 * number
+    part = part_of(whole, rows=rows, keys=keys, cu_seqlens_q=None, cu_seqlens_k=None, seed=seed)
+    return Document(part, rows, keys)

@@ -1,10 +1,8 @@
-"""A part of a call: some of its sequences, heads, rows and keys, or one of its packed documents."""
+"""A part of a call: some of its sequences, heads, rows and keys."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -70,27 +68,3 @@ def on_host(problem: Problem) -> Problem:
     """The call on the CPU, off the graph: not every device has float64."""
     tensors = {name: part for name, part in vars(problem).items() if isinstance(part, Tensor)}
     return problem.with_fields(**{name: part.detach().cpu() for name, part in tensors.items()})
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document of a packed call (or the whole of a plain one), and where it stands."""
-
-    problem: Problem
-    rows: slice
-    keys: slice
-
-
-def documents(problem: Problem) -> list[Document]:
-    """A call cut where its documents start; reads the offsets on the host."""
-    if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
-        return [Document(problem, ALL, ALL)]
-    edges = zip(*(pairwise(starts.tolist()) for starts in (problem.cu_seqlens_q, problem.cu_seqlens_k)), strict=True)
-    bounds = [(slice(*of_rows), slice(*of_keys)) for of_rows, of_keys in edges]
-    return [_document(problem, rows, keys, number) for number, (rows, keys) in enumerate(bounds)]
-
-
-def _document(whole: Problem, rows: slice, keys: slice, number: int) -> Document:
-    seed = None if whole.seed is None else whole.seed + 104_729 * number
-    part = part_of(whole, rows=rows, keys=keys, cu_seqlens_q=None, cu_seqlens_k=None, seed=seed)
-    return Document(part, rows, keys)

@@ -19,7 +19,8 @@ from attemper.backends.blocked.tiles import Tile, key_blocks, row_positions, til
 from attemper.backends.contract import DIFFERENTIABLE, Problem
 from attemper.backends.reference import softmax
 from attemper.call import operator, row_operator
-from attemper.call.partial_call import documents, part_of
+from attemper.call.packing import documents
+from attemper.call.partial_call import part_of
 
 
 class _Results(NamedTuple):

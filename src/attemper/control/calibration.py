@@ -15,8 +15,8 @@ from attemper.checks import indentation
 from attemper.control.fold import fold_
 from attemper.control.saved_model import place, read, write
 from attemper.control.temper import Tempered, temper
-from attemper.documents import check_document, load_record
 from attemper.errors import InputError
+from attemper.file_schema import check_document, load_record
 from attemper.nn.temperature import FixedTemperature
 from attemper.sites.find import chosen_sites
 from attemper.text import clean, count, first_of, plain_table, plain_text

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from attemper import nn as kinds
 from attemper.control.one_call import OneCall
-from attemper.documents import check_document, parse_json, read_foreign, read_safetensors
 from attemper.errors import InputError
+from attemper.file_schema import check_document, parse_json, read_foreign, read_safetensors
 from attemper.files import replacement
 from attemper.nn.normalizers import MODULES, Normalizer
 from attemper.nn.temperature import ACTIONS, ProductTemperature, Temperature

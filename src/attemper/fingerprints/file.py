@@ -14,8 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.documents import COUNT, check_document, fields_of, load_record, read_own, schema_of, write_own
 from attemper.errors import InputError
+from attemper.file_schema import COUNT, check_document, fields_of, load_record, read_own, schema_of, write_own
 from attemper.fingerprints.encoding import EXPONENT, pack, unpack, wide
 from attemper.fingerprints.site import (
     ANCHORS,

@@ -6,8 +6,8 @@ import os
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from attemper.documents import read_foreign
 from attemper.errors import InputError
+from attemper.file_schema import read_foreign
 from attemper.integrations.hub import near_folder, on_hub
 from attemper.text import clean_name
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from attemper.control.saved_model import FIELD, is_tempered, parts_in
 from attemper.control.temper import Tempered
-from attemper.documents import read_foreign
 from attemper.errors import InputError, needs
+from attemper.file_schema import read_foreign
 from attemper.integrations.checkpoint import check_folder
 from attemper.integrations.hub import quiet, refusal
 from attemper.nn.normalizers import Normalizer

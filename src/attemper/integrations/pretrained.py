@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from attemper.checks import one_of
 from attemper.control.saved_model import FIELD, FILE, TENSORS
 from attemper.control.temper import Tempered
-from attemper.documents import read_foreign
 from attemper.errors import InputError, needs
+from attemper.file_schema import read_foreign
 from attemper.integrations.checkpoint import PLACES, check_folder
 from attemper.integrations.device import to_device
 from attemper.integrations.folder import read_model, restore

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attemper.checks import one_of
-from attemper.documents import parse_json
 from attemper.errors import InputError
+from attemper.file_schema import parse_json
 from attemper.files import replacement
 
 WEIGHTS = Path(__file__).parent / "weights" / "bytes.safetensors"

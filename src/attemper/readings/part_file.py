@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attemper.documents import (
+from attemper.errors import InputError
+from attemper.file_schema import (
     COUNT,
     LARGEST,
     Row,
@@ -23,7 +24,6 @@ from attemper.documents import (
     schema_of,
     write_own,
 )
-from attemper.errors import InputError
 from attemper.readings.part import Part, Segment, Shard, label_list, merge
 from attemper.readings.reading import Skipped
 from attemper.readings.sample import SiteLabel

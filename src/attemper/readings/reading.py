@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from attemper.checks import indentation
-from attemper.documents import AbsentError, fields_of, load_record, parse_json
 from attemper.errors import InputError
+from attemper.file_schema import AbsentError, fields_of, load_record, parse_json
 from attemper.readings.labels import kind_of, layer_of
 from attemper.readings.roles import ROLES, role_of
 from attemper.text import count

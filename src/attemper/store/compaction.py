@@ -21,8 +21,8 @@ from functools import cached_property
 
 import numpy as np
 
-from attemper.documents import COUNT, check_document, parse_json
 from attemper.errors import InputError
+from attemper.file_schema import COUNT, check_document, parse_json
 from attemper.readings.sample import QUANTITIES, Sample, SiteLabel
 from attemper.store.checksum import Ask, check, damage, get, put, whole
 from attemper.store.schema import DAMAGED, LATEST

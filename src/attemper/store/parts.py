@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from attemper.documents import COUNT, Row, check_document, parse_json
 from attemper.errors import InputError, needs
+from attemper.file_schema import COUNT, Row, check_document, parse_json
 from attemper.files import replacement
 from attemper.readings.sample import Sample, SiteLabel
 from attemper.store.compaction import CHUNK

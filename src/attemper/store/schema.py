@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from attemper.documents import COUNT, check_document, parse_json
 from attemper.errors import InputError
+from attemper.file_schema import COUNT, check_document, parse_json
 from attemper.store.checksum import DAMAGED, whole
 from attemper.text import clean_name
 

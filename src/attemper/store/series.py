@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attemper.documents import check_document, parse_json
 from attemper.errors import InputError
+from attemper.file_schema import check_document, parse_json
 from attemper.readings.sample import QUANTITIES, Sample, Samples, SiteKey, SiteLabel
 from attemper.store.checksum import JUDGED_VERSION, damage, get, has_unchecked, whole
 from attemper.store.compaction import (

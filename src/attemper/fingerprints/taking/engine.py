@@ -18,8 +18,8 @@ from attemper.backends.contract import Problem
 from attemper.call.attention import measurement
 from attemper.call.partial_call import part_of
 from attemper.call.request import Options
-from attemper.documents import read_safetensors
 from attemper.errors import InputError
+from attemper.file_schema import read_safetensors
 from attemper.fingerprints.record import Fingerprint
 from attemper.fingerprints.site import ROWS, SiteFingerprint, chosen_sequences
 from attemper.fingerprints.taking.fingerprint import check_heads

@@ -23,8 +23,8 @@ import torch
 
 from attemper.checks import whole_number
 from attemper.distributed.workers import block_interrupts
-from attemper.documents import parse_json
 from attemper.errors import InputError
+from attemper.file_schema import parse_json
 from attemper.files import replacement
 from attemper.lab.corpus import Corpus, standard_library
 from attemper.lab.experiment import json_value

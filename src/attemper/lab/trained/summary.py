@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, median, pstdev, stdev
 from typing import Any, NamedTuple
 
-from attemper.documents import parse_json
 from attemper.errors import InputError
+from attemper.file_schema import parse_json
 from attemper.files import replacement
 from attemper.lab.trained.interventions import THRESHOLD
 
