@@ -25,10 +25,15 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 """Errors of file systems that cannot sync a folder; there is nothing to do about them."""
 
 
-def check_target(path: str | os.PathLike[str], what: str = "page") -> Path:
-    """Where a page or picture for ``path`` goes, links followed, once a file can certainly be written there."""
+def check_target(path: str | os.PathLike[str], what: str = "page", *, ending: bool = False) -> Path:
+    """Where a page or picture for ``path`` goes, links followed, once a file can certainly be written there.
+
+    ``ending``: whether the name must end as such files do.
+    """
     try:
         target = Path(os.path.realpath(path))
+        if ending and Path(path).suffix.lower() != (own := SUFFIXES[what]):
+            raise InputError(_message(what, path, f"a {own[1:].upper()} {what} needs a name that ends in {own}"))
         if (suffix := Path(path).suffix.lower()) in _TAKEN - {SUFFIXES[what]}:
             json = "; for a scan as JSON: to_json(), or --json" if (what, suffix) == ("reading", ".json") else ""
             raise InputError(_message(what, path, f"it would be taken for a {suffix} file{json}"))

@@ -20,11 +20,11 @@ from attemper.readings.alarms import (
     ALARMS,
     DEFAULT_LIMITS,
     KINDS,
-    LAWFUL,
     LIMITS,
     MEAN_OF,
     NO_THRESHOLD,
     SEVERITIES,
+    VERDICT_FIELDS,
     AlarmKind,
     by_kind,
     lines,
@@ -156,7 +156,7 @@ def test_the_record_takes_the_names_of_the_list_and_says_their_units() -> None:
 def test_every_record_names_what_there_is() -> None:
     numbers = {field.name for field in fields(HeadReading)}
     words = {"message", "clause", "title", "advice", "line", "unit", "worst", "others", "alone"}
-    assert {field.name for field in fields(AlarmKind)} == words | {*LAWFUL} - {"judged"}
+    assert {field.name for field in fields(AlarmKind)} == words | {*VERDICT_FIELDS} - {"judged"}
     for kind in ALARMS:
         elsewhere = kind.law in ("lasting_level", "apart") or kind.of_loss  # which are not of one reading
         assert kind.statistic in numbers or elsewhere

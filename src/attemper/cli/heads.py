@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attemper.checks import one_of
 from attemper.cli.output import cell_text
-from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, column_of, head_rows
+from attemper.readings.reading import HEAD_COLUMNS, HeadReading, Reading, SiteReading, column_of, heads_as_csv
 from attemper.statistics import SHOWN
-from attemper.text import clean, columns_that_fit, count, csv_cell, plain_table
+from attemper.text import clean, columns_that_fit, count, plain_table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -55,13 +53,8 @@ def complete_statistic(incomplete: str) -> list[str]:
 
 
 def heads_csv(reading: Reading, order: Order | None) -> str:
-    """A row for each head, exact; a number that is missing is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEAD_COLUMNS)
-    rows = head_rows(reading.placed_heads if order is None else order.heads(reading))
-    writer.writerows(map(csv_cell, row.values()) for row in rows)
-    return text.getvalue()
+    """Its heads in an order, or in that of the model."""
+    return heads_as_csv(reading.placed_heads if order is None else order.heads(reading))
 
 
 class HeadTable:

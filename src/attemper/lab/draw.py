@@ -34,12 +34,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
         InputError: the name does not end in .png, or as ``check_target``.
     """
     _figure()
-    if Path(path).suffix.lower() != ".png":
-        raise InputError(
-            f"the picture cannot be written to {os.fspath(path)!r}: a PNG picture needs a name that ends in .png. "
-            "Name a file in a folder that exists, such as lab.png."
-        )
-    check_target(path, "picture")
+    check_target(path, "picture", ending=True)
 
 
 def draw(experiment: Experiment, path: str | os.PathLike[str]) -> Path:

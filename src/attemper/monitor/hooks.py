@@ -82,7 +82,7 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def set_for_now(stack: ExitStack, fields: MutableMapping[str, Any], name: str, value: Any) -> None:
-    """Sets an attribute of an object itself, which has these ``fields``, until ``stack`` is closed."""
+    """Sets one of the ``fields`` of an object itself, or of the environment, until ``stack`` is closed."""
     if name in fields:
         stack.callback(fields.__setitem__, name, fields[name])
     else:

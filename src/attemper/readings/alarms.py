@@ -19,7 +19,7 @@ from attemper.text import clean, first_of
 from attemper.text import number as shown
 
 SEVERITIES: tuple[str, ...] = ("notice", "warning", "critical")
-LAWFUL = (
+VERDICT_FIELDS = (
     *("name", "statistic", "side", "limit", "severity", "law", "release", "until", "least_rows", "floor", "judged"),
     *("trained", "whole", "beside", "of_mean", "least_heads", "part_of"),
 )

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attemper.readings.alarm_laws import LAWS, MARKS, SPAN, VERSION, Array
-from attemper.readings.alarms import KINDS, LAWFUL, MEAN_OF, OF_HEADS, AlarmKind, rings_above, urgency, worst_first
+from attemper.readings.alarms import (
+    KINDS,
+    MEAN_OF,
+    OF_HEADS,
+    VERDICT_FIELDS,
+    AlarmKind,
+    rings_above,
+    urgency,
+    worst_first,
+)
 from attemper.readings.limits import AlarmLimits
 from attemper.readings.loss_judge import MOST_ENDED, LossJudge
 from attemper.readings.memory import Columns, Memory, pad
@@ -141,7 +150,7 @@ class Judge:
     @property
     def laws(self) -> int:
         """A number of 63 bits for all that it judges by: version of the laws, kinds of alarms, limits, not texts."""
-        kinds = [[getattr(kind, name) for name in LAWFUL] for kind in OF_HEADS]
+        kinds = [[getattr(kind, name) for name in VERDICT_FIELDS] for kind in OF_HEADS]
         told = repr((VERSION, byteorder, kinds, self.limits.to_dict(), self.fewest_keys))
         return int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), "big") >> 1
 

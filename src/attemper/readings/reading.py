@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
@@ -15,7 +17,7 @@ from attemper.errors import InputError
 from attemper.file_schema import AbsentError, fields_of, load_record, parse_json
 from attemper.readings.labels import kind_of, layer_of
 from attemper.readings.roles import ROLES, role_of
-from attemper.text import count
+from attemper.text import count, csv_cell
 
 SCHEMA = 2
 READABLE = (1, SCHEMA)
@@ -391,6 +393,15 @@ def head_rows(heads: Iterable[tuple[SiteReading, HeadReading]]) -> list[dict[str
         | {"site": site.name, "layer": site.layer, "kind": site.kind, "mode": site.mode}
         for site, head in heads
     ]
+
+
+def heads_as_csv(heads: Iterable[tuple[SiteReading, HeadReading]]) -> str:
+    """A line for each head below the names of columns, exact; a missing number is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEAD_COLUMNS)
+    writer.writerows(map(csv_cell, row.values()) for row in head_rows(heads))
+    return text.getvalue()
 
 
 def _extent(many: Mapping[str, int], total: int) -> str:

@@ -7,9 +7,7 @@ what can be seen, and empty bins of a histogram are left out.
 from __future__ import annotations
 
 import base64
-import csv
 import gzip
-import io
 import json
 import math
 import re
@@ -19,21 +17,20 @@ from typing import Any
 
 from attemper.readings.alarms import KINDS, level_of, value_at
 from attemper.readings.reading import (
-    HEAD_COLUMNS,
     SCORES,
     Alarm,
     HeadReading,
     Reading,
     SiteReading,
     column_of,
-    head_rows,
+    heads_as_csv,
 )
 from attemper.readings.roles import ROLE_OF, ROLES, Role
 from attemper.readings.sample import MODES, SITE_KINDS
 from attemper.readings.stacks import Stack, stacks
 from attemper.report.texts import Message, basis, brief, encode, message, page_texts, reason, severity_title
 from attemper.statistics import SHOWN, SHOWN_BY_NAME, Display
-from attemper.text import clean, csv_cell, cut, number, round_digits
+from attemper.text import clean, cut, number, round_digits
 
 FIELDS = ("head", "rows", "empty_rows", "nonfinite_rows", "values", "histogram", "by_visible_keys")
 """``values`` in the order of the quantities; ``histogram`` is the first filled bin, then counts;
@@ -288,13 +285,8 @@ def archive(reading: Reading, kind: str) -> str:
 
 
 def as_csv(reading: Reading) -> str:
-    """A line for each head; a missing number is empty. Empty without heads."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    if rows := head_rows(reading.placed_heads):
-        writer.writerow(HEAD_COLUMNS)
-        writer.writerows(map(csv_cell, row.values()) for row in rows)
-    return file.getvalue()
+    """``heads_as_csv``; empty without heads."""
+    return heads_as_csv(reading.placed_heads) if reading.heads else ""
 
 
 def file_name(name: str) -> str:
